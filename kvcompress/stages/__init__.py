@@ -1,0 +1,1 @@
+"""Reusable stages of compression; each has a kind (see ``base``) and a law."""
