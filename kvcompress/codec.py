@@ -1,0 +1,253 @@
+"""The codec of one layer: two pipelines of stages, and attention that reads their codes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import mlx.core as mx
+from attrs import field, frozen
+
+from kvcompress.errors import ConfigError
+from kvcompress.layers import LayerSpec, Positions, Rotary
+from kvcompress.schema import Field, Schema
+from kvcompress.stages.base import Coder, Fields, Transform
+from kvcompress.stages.centre import Centre, mean_scores, no_centre, rotated
+
+_CONSTANT_DTYPE = "float32"
+
+
+@frozen(eq=False)
+class Pipeline:
+    """``centre -> transform -> coder`` for the keys or the values of a layer."""
+
+    transform: Transform
+    coder: Coder
+    centre: Centre = field(factory=no_centre)
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the tables that all sequences share."""
+        return self.transform.table_bytes + self.coder.table_bytes + self.centre.table_bytes
+
+    def encode(self, x: mx.array, mean: mx.array | None) -> dict[str, mx.array]:
+        """``(B, H, T, D)`` to stored fields; ``mean`` as the tokens bear it."""
+        x = x.astype(mx.float32)
+        return self.coder.encode(self.transform.forward(x if mean is None else x - mean))
+
+    def decode(self, fields: Fields, mean: mx.array | None) -> mx.array:
+        """Stored fields to ``(B, H, T, D)`` float32."""
+        x = self.transform.inverse(self.coder.decode(fields))
+        return x if mean is None else x + mean
+
+
+@frozen(eq=False)
+class Codes:
+    """Coded tokens: one array a field of the schema, and what the sequence keeps once.
+
+    Attributes:
+        fields: ``(B, heads, T, width)`` each, named as in the schema.
+        constants: ``(B, heads, 1, width)`` each; empty for most codecs.
+    """
+
+    fields: dict[str, mx.array]
+    constants: dict[str, mx.array]
+
+    @property
+    def tokens(self) -> int:
+        """Number of coded tokens."""
+        return int(next(iter(self.fields.values())).shape[2])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(int(a.nbytes) for a in (*self.fields.values(), *self.constants.values()))
+
+
+@frozen(eq=False)
+class Queries:
+    """A step's queries, made ready once for all tiles.
+
+    Attributes:
+        raw: ``(B, Hkv, M, D)`` float32, scaled; ``M`` runs over the group's heads and positions.
+        mapped: The same through the key transform's dual.
+    """
+
+    raw: mx.array
+    mapped: mx.array
+
+
+@frozen(eq=False)
+class KVCodec:
+    """Encodes, decodes and attends for one layer. Pure: no state, the same result every time.
+
+    Keys are coded as they arrive, after RoPE. Their centre lives before RoPE, where it is
+    constant, and is subtracted as it stands at each position.
+
+    Attributes:
+        layer: The layer it was bound to.
+        keys: The key pipeline.
+        values: The value pipeline.
+        schema: What is stored, derived from the pipelines.
+    """
+
+    layer: LayerSpec
+    keys: Pipeline
+    values: Pipeline
+    schema: Schema = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        layer = self.layer
+        for name, pipeline, dim in (
+            ("keys", self.keys, layer.head_dim),
+            ("values", self.values, layer.value_dim),
+        ):
+            if pipeline.transform.dim != dim:
+                raise ConfigError(
+                    f"codec: the {name}' transform must take {dim} channels to fit layer "
+                    f"{layer.index} (got {pipeline.transform.dim})"
+                )
+        object.__setattr__(self, "schema", self._derive_schema())
+
+    def _derive_schema(self) -> Schema:
+        fields: list[Field] = []
+        constants: list[Field] = []
+        for prefix, pipeline, dim in (
+            ("k.", self.keys, self.layer.head_dim),
+            ("v.", self.values, self.layer.value_dim),
+        ):
+            fields += [
+                Field(prefix + f.name, f.dtype, f.width, f.heads, f.payload_bits)
+                for f in pipeline.coder.fields
+            ]
+            if pipeline.centre.tokens:
+                constants.append(
+                    Field(prefix + "mean", _CONSTANT_DTYPE, dim, self.layer.kv_heads)
+                )
+        return Schema(tuple(fields), tuple(constants))
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of codebooks, rotations and means that all sequences share."""
+        return self.keys.table_bytes + self.values.table_bytes
+
+    @property
+    def warmup(self) -> int:
+        """Tokens that must be there before the first can be coded."""
+        return max(self.keys.centre.tokens, self.values.centre.tokens)
+
+    @property
+    def _rotary(self) -> Rotary | None:
+        return self.layer.rotary
+
+    def begin(self, keys: mx.array, values: mx.array, positions: Positions) -> dict[str, mx.array]:
+        """What a sequence keeps once, from its first tokens to be coded.
+
+        Args:
+            keys: ``(B, Hkv, T, D)`` post-RoPE; the first :attr:`warmup` tokens count.
+            values: ``(B, Hkv, T, Dv)``.
+            positions: The tokens' positions.
+
+        Returns:
+            One ``(B, Hkv, 1, width)`` array a constant of the schema.
+        """
+        constants: dict[str, mx.array] = {}
+        if self.keys.centre.tokens:
+            plain = keys.astype(mx.float32)
+            if self._rotary is not None:
+                plain = self._rotary.unrotate(plain, positions)
+            constants["k.mean"] = self.keys.centre.of(plain)
+        if self.values.centre.tokens:
+            constants["v.mean"] = self.values.centre.of(values.astype(mx.float32))
+        return constants
+
+    def _mean(self, part: Literal["k.", "v."], constants: Fields) -> mx.array | None:
+        pipeline = self.keys if part == "k." else self.values
+        if pipeline.centre.mean is not None:
+            return pipeline.centre.mean[None, :, None, :]
+        return constants[part + "mean"] if pipeline.centre.tokens else None
+
+    def _key_mean(self, constants: Fields, positions: Positions) -> mx.array | None:
+        mean = self._mean("k.", constants)
+        if mean is None:
+            return None
+        if not isinstance(positions, range):
+            positions = mx.array(positions, dtype=mx.int32)
+        return rotated(mean, self._rotary, positions)
+
+    def encode(
+        self,
+        keys: mx.array,
+        values: mx.array,
+        positions: Positions,
+        constants: Fields | None = None,
+    ) -> Codes:
+        """Code tokens.
+
+        Args:
+            keys: ``(B, Hkv, T, D)`` post-RoPE, any float dtype.
+            values: ``(B, Hkv, T, Dv)``.
+            positions: The ``T`` positions of the tokens.
+            constants: What :meth:`begin` gave for the sequence; ``None`` takes these tokens as
+                the sequence's first.
+
+        Returns:
+            The codes, lazily.
+        """
+        if constants is None:
+            constants = self.begin(keys, values, positions)
+        coded_keys = self.keys.encode(keys, self._key_mean(constants, positions))
+        coded_values = self.values.encode(values, self._mean("v.", constants))
+        fields = {f"k.{name}": array for name, array in coded_keys.items()}
+        fields |= {f"v.{name}": array for name, array in coded_values.items()}
+        return Codes(fields, dict(constants))
+
+    def decode(self, codes: Codes, positions: Positions) -> tuple[mx.array, mx.array]:
+        """Keys ``(B, Hkv, T, D)``, rotated as they came, and values ``(B, Hkv, T, Dv)``.
+
+        Both in the layer's dtype; what lies outside its range is rounded to its last number.
+        """
+        keys = self.keys.decode(_part(codes.fields, "k."), self._key_mean(codes.constants, positions))
+        values = self.values.decode(_part(codes.fields, "v."), self._mean("v.", codes.constants))
+        return _narrow(keys, self.layer.mx_dtype), _narrow(values, self.layer.mx_dtype)
+
+    def queries(self, q: mx.array) -> Queries:
+        """Make a step's queries ready: ``(B, Hkv, M, D)`` float32, post-RoPE and scaled."""
+        return Queries(q, self.keys.transform.query(q))
+
+    def scores(self, queries: Queries, codes: Codes, positions: range) -> mx.array:
+        """``q . k`` of all rows against coded tokens: ``(B, Hkv, M, T)`` float32."""
+        scores = self.keys.coder.scores(queries.mapped, _part(codes.fields, "k."))
+        mean = self._mean("k.", codes.constants)
+        if mean is None:
+            return scores
+        return scores + mean_scores(
+            queries.raw, mean, self._rotary, positions.start, len(positions)
+        )
+
+    def mix(self, weights: mx.array, codes: Codes) -> mx.array:
+        """Weighted sum of coded values in code space: ``(B, Hkv, M, T)`` to ``(B, Hkv, M, Dv)``."""
+        return self.values.coder.mix(weights, _part(codes.fields, "v."))
+
+    def outputs(self, mixed: mx.array, mass: mx.array, constants: Fields) -> mx.array:
+        """Sums of :meth:`mix` back to value space, once a step.
+
+        Args:
+            mixed: ``(B, Hkv, M, Dv)`` float32.
+            mass: ``(B, Hkv, M, 1)``, the weight that went into ``mixed``.
+            constants: The sequence's.
+        """
+        out = self.values.transform.inverse(mixed)
+        mean = self._mean("v.", constants)
+        return out if mean is None else out + mass * mean
+
+
+def _part(fields: Fields, prefix: str) -> dict[str, mx.array]:
+    return {k[len(prefix) :]: a for k, a in fields.items() if k.startswith(prefix)}
+
+
+def _narrow(x: mx.array, dtype: mx.Dtype) -> mx.array:
+    """Cast down without making infinities of finite numbers."""
+    if dtype == mx.float32:
+        return x
+    limit = mx.finfo(dtype).max
+    return mx.clip(x, -limit, limit).astype(dtype)
