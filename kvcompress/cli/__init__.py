@@ -1,0 +1,95 @@
+"""The command line: one file per command, and only the command asked for is imported."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Annotated, Any
+
+from kvcompress.errors import KVCompressError
+
+if TYPE_CHECKING:
+    import typer
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "methods": ("kvcompress.cli.methods:methods", "List the installed methods."),
+    "inspect": ("kvcompress.cli.inspect:inspect", "Show a method and its options."),
+}
+"""Every command: where its function stands, and its line in ``kvcompress --help``."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 when all went well, 2 on a mistake in the call.
+
+    Args:
+        args: The words after the program's name; those of the process by default.
+
+    Raises:
+        SystemExit: Always, unless ``--debug`` lets an error of kvcompress pass.
+    """
+    from typer.main import get_command
+
+    words = list(sys.argv[1:] if args is None else args)
+    flags = list(takewhile(lambda word: word.startswith("-"), words))
+    selected = next(iter(words[len(flags) :]), None)
+    try:
+        get_command(build_app(selected))(args=words, prog_name="kvcompress")
+    except KVCompressError as error:
+        if "--debug" in flags:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def build_app(selected: str | None = None) -> typer.Typer:
+    """Build the Typer application, in which only the command ``selected`` can be run.
+
+    The others appear in the help with their line of :data:`COMMANDS`, and stay unimported.
+    """
+    import typer
+
+    app = typer.Typer(
+        help="Compressed KV caches for language models run with mlx-lm.",
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+
+    @app.callback()
+    def options(
+        debug: Annotated[bool, typer.Option(help="Show the traceback of an error.")] = False,
+        version: Annotated[
+            bool,
+            typer.Option(
+                "--version",
+                callback=_show_version,
+                is_eager=True,
+                help="Show the version and exit.",
+            ),
+        ] = False,
+    ) -> None:
+        pass
+
+    for name, (target, line) in COMMANDS.items():
+        if name == selected:
+            app.command(name)(_load(target))
+        else:
+            # Only its name and its line are needed: another command is being run, or the help.
+            app.command(name, help=line)(lambda: None)
+    return app
+
+
+def _load(target: str) -> Callable[..., Any]:
+    module, _, function = target.partition(":")
+    loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return loaded
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        from kvcompress._version import __version__
+
+        print(__version__)
+        raise SystemExit(0)
