@@ -11,7 +11,8 @@ from kvcompress.errors import ConfigError
 from kvcompress.layers import LayerSpec, Positions, Rotary
 from kvcompress.schema import Field, Schema
 from kvcompress.stages.base import Coder, Fields, Transform
-from kvcompress.stages.centre import Centre, mean_scores, no_centre, rotated
+from kvcompress.stages.centre import Centre, no_centre
+from kvcompress.stages.rope import PostRope, Queries, RopePolicy
 
 _CONSTANT_DTYPE = "float32"
 
@@ -29,15 +30,13 @@ class Pipeline:
         """Bytes of the tables that all sequences share."""
         return self.transform.table_bytes + self.coder.table_bytes + self.centre.table_bytes
 
-    def encode(self, x: mx.array, mean: mx.array | None) -> dict[str, mx.array]:
-        """``(B, H, T, D)`` to stored fields; ``mean`` as the tokens bear it."""
-        x = x.astype(mx.float32)
-        return self.coder.encode(self.transform.forward(x if mean is None else x - mean))
+    def encode(self, x: mx.array) -> dict[str, mx.array]:
+        """Centred vectors ``(B, H, T, D)`` float32 to stored fields."""
+        return self.coder.encode(self.transform.forward(x))
 
-    def decode(self, fields: Fields, mean: mx.array | None) -> mx.array:
-        """Stored fields to ``(B, H, T, D)`` float32."""
-        x = self.transform.inverse(self.coder.decode(fields))
-        return x if mean is None else x + mean
+    def decode(self, fields: Fields) -> mx.array:
+        """Stored fields to centred vectors ``(B, H, T, D)`` float32."""
+        return self.transform.inverse(self.coder.decode(fields))
 
 
 @frozen(eq=False)
@@ -64,35 +63,23 @@ class Codes:
 
 
 @frozen(eq=False)
-class Queries:
-    """A step's queries, made ready once for all tiles.
-
-    Attributes:
-        raw: ``(B, Hkv, M, D)`` float32, scaled; ``M`` runs over the group's heads and positions.
-        mapped: The same through the key transform's dual.
-    """
-
-    raw: mx.array
-    mapped: mx.array
-
-
-@frozen(eq=False)
 class KVCodec:
     """Encodes, decodes and attends for one layer. Pure: no state, the same result every time.
 
-    Keys are coded as they arrive, after RoPE. Their centre lives before RoPE, where it is
-    constant, and is subtracted as it stands at each position.
+    The centre of the keys lives before RoPE, where it is constant.
 
     Attributes:
         layer: The layer it was bound to.
         keys: The key pipeline.
         values: The value pipeline.
+        rope: The frame in which keys are coded, and how queries meet them.
         schema: What is stored, derived from the pipelines.
     """
 
     layer: LayerSpec
     keys: Pipeline
     values: Pipeline
+    rope: RopePolicy = field(factory=PostRope)
     schema: Schema = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -120,9 +107,7 @@ class KVCodec:
                 for f in pipeline.coder.fields
             ]
             if pipeline.centre.tokens:
-                constants.append(
-                    Field(prefix + "mean", _CONSTANT_DTYPE, dim, self.layer.kv_heads)
-                )
+                constants.append(Field(prefix + "mean", _CONSTANT_DTYPE, dim, self.layer.kv_heads))
         return Schema(tuple(fields), tuple(constants))
 
     @property
@@ -166,14 +151,6 @@ class KVCodec:
             return pipeline.centre.mean[None, :, None, :]
         return constants[part + "mean"] if pipeline.centre.tokens else None
 
-    def _key_mean(self, constants: Fields, positions: Positions) -> mx.array | None:
-        mean = self._mean("k.", constants)
-        if mean is None:
-            return None
-        if not isinstance(positions, range):
-            positions = mx.array(positions, dtype=mx.int32)
-        return rotated(mean, self._rotary, positions)
-
     def encode(
         self,
         keys: mx.array,
@@ -195,8 +172,12 @@ class KVCodec:
         """
         if constants is None:
             constants = self.begin(keys, values, positions)
-        coded_keys = self.keys.encode(keys, self._key_mean(constants, positions))
-        coded_values = self.values.encode(values, self._mean("v.", constants))
+        mean = self._mean("k.", constants)
+        plain = self.rope.to_code(keys.astype(mx.float32), mean, self._rotary, positions)
+        coded_keys = self.keys.encode(plain)
+        mean = self._mean("v.", constants)
+        centred = values.astype(mx.float32)
+        coded_values = self.values.encode(centred if mean is None else centred - mean)
         fields = {f"k.{name}": array for name, array in coded_keys.items()}
         fields |= {f"v.{name}": array for name, array in coded_values.items()}
         return Codes(fields, dict(constants))
@@ -206,22 +187,33 @@ class KVCodec:
 
         Both in the layer's dtype; what lies outside its range is rounded to its last number.
         """
-        keys = self.keys.decode(_part(codes.fields, "k."), self._key_mean(codes.constants, positions))
-        values = self.values.decode(_part(codes.fields, "v."), self._mean("v.", codes.constants))
+        mean = self._mean("k.", codes.constants)
+        plain = self.keys.decode(_part(codes.fields, "k."))
+        keys = self.rope.from_code(plain, mean, self._rotary, positions)
+        mean = self._mean("v.", codes.constants)
+        values = self.values.decode(_part(codes.fields, "v."))
+        values = values if mean is None else values + mean
         return _narrow(keys, self.layer.mx_dtype), _narrow(values, self.layer.mx_dtype)
 
-    def queries(self, q: mx.array) -> Queries:
-        """Make a step's queries ready: ``(B, Hkv, M, D)`` float32, post-RoPE and scaled."""
-        return Queries(q, self.keys.transform.query(q))
+    def queries(self, q: mx.array, positions: range) -> Queries:
+        """Make a step's queries ready.
+
+        Args:
+            q: ``(B, Hkv, M, D)`` float32, post-RoPE and scaled; ``M = G * L``, positions fastest.
+            positions: The ``L`` positions.
+        """
+        return self.rope.queries(q, self.keys.transform, self._rotary, positions)
 
     def scores(self, queries: Queries, codes: Codes, positions: range) -> mx.array:
         """``q . k`` of all rows against coded tokens: ``(B, Hkv, M, T)`` float32."""
-        scores = self.keys.coder.scores(queries.mapped, _part(codes.fields, "k."))
-        mean = self._mean("k.", codes.constants)
-        if mean is None:
-            return scores
-        return scores + mean_scores(
-            queries.raw, mean, self._rotary, positions.start, len(positions)
+        return self.rope.scores(
+            queries,
+            _part(codes.fields, "k."),
+            self._mean("k.", codes.constants),
+            positions,
+            coder=self.keys.coder,
+            transform=self.keys.transform,
+            rotary=self._rotary,
         )
 
     def mix(self, weights: mx.array, codes: Codes) -> mx.array:

@@ -71,7 +71,7 @@ def apply_mask(scores: mx.array, mask: mx.array | None) -> mx.array:
     if mask is None:
         return scores
     lowest = mx.finfo(mx.float32).min
-    B, Hkv, G, _, _ = scores.shape
+    Hkv, G = scores.shape[1:3]
     if mask.ndim == 4:
         heads = mask.shape[1]
         if heads == Hkv * G:

@@ -8,7 +8,8 @@ from typing import Protocol
 import mlx.core as mx
 from attrs import frozen
 
-from kvcompress.codec import Codes, KVCodec, Queries
+from kvcompress.codec import Codes, KVCodec
+from kvcompress.stages.rope import Queries
 
 
 class Segment(Protocol):

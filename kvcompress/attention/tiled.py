@@ -14,8 +14,9 @@ from attrs import define
 
 from kvcompress.attention.masks import Mask, apply_mask, check_mask, segment_mask
 from kvcompress.attention.segments import Segment
-from kvcompress.codec import KVCodec, Queries
+from kvcompress.codec import KVCodec
 from kvcompress.stages.base import Fields
+from kvcompress.stages.rope import Queries
 
 DEFAULT_BUDGET = 64 << 20  # bytes of transients a step may hold
 _SCORE_COPIES = 4  # scores, weights and two elementwise temporaries live at once
@@ -91,7 +92,7 @@ def attend(
     tokens = sum(len(span) for s in segments for span in s.spans)
     check_mask(mask, L, tokens)
     rows = (queries.astype(mx.float32) * scale).reshape(B, Hkv, G * L, D)
-    ready = codec.queries(rows)
+    ready = codec.queries(rows, range(tokens - L, tokens))
     tile = max(32, budget // (B * Hq * L * 4 * _SCORE_COPIES))
 
     run: _Running | None = None
@@ -103,7 +104,8 @@ def attend(
     for group in _tiles(segments, tile):
         if run is not None:
             held = run.arrays()
-            ready = Queries(*mx.depends([ready.raw, ready.mapped], held))
+            raw, mapped = mx.depends([ready.raw, ready.mapped], held)
+            ready = Queries(raw, mapped, ready.positions)
         scores = [
             _masked(s.scores(ready), segment_mask(mask, s.spans, L, tokens), G, L) for s in group
         ]

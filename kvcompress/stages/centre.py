@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 from attrs import field, frozen
 
-from kvcompress.layers import Rotary
+from kvcompress.layers import Positions, Rotary
 
 _PIECE = 4096  # tokens a matrix of phases spans; longer runs turn the query instead
 
@@ -70,13 +70,12 @@ def fixed_centre(mean: np.ndarray | mx.array) -> Centre:
     return Centre(mean=array)
 
 
-def rotated(mean: mx.array, rotary: Rotary | None, positions: range | mx.array) -> mx.array:
+def rotated(mean: mx.array, rotary: Rotary | None, positions: Positions) -> mx.array:
     """A head's mean as the keys at ``positions`` bear it: ``(B, H, T, D)`` or ``(B, H, 1, D)``."""
     if rotary is None:
         return mean
     B, H, _, D = mean.shape
-    count = len(positions) if isinstance(positions, range) else positions.shape[0]
-    return rotary.rotate(mx.broadcast_to(mean, (B, H, count, D)), positions)
+    return rotary.rotate(mx.broadcast_to(mean, (B, H, len(positions), D)), positions)
 
 
 def mean_scores(

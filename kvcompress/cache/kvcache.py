@@ -1,0 +1,308 @@
+"""The cache of one layer, as mlx-lm's models use it: sinks, codes, recent rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from kvcompress.cache.view import view
+
+from kvcompress.attention import DEFAULT_BUDGET
+from kvcompress.cache.accounting import LayerReport, layer_report
+from kvcompress.cache.step import Step
+from kvcompress.cache.store import CodeStore, ExactRows
+from kvcompress.codec import KVCodec
+from kvcompress.errors import ConfigError
+from kvcompress.layers import LayerSpec
+
+if TYPE_CHECKING:
+    from kvcompress.method import CompressionMethod
+
+_ENCODE_TOKENS = 2048  # tokens coded at once; bounds what encoding holds
+
+
+class CompressedKVCache:
+    """A layer's keys and values: the first and last tokens exact, the rest as codes.
+
+    How many tokens are coded depends on how many were seen, never on how they arrived: whole
+    blocks beyond the sinks and the window. A query attends exactly to the sinks, to its own
+    chunk, and to what was exact when the chunk arrived; to the rest through the codes.
+
+    Args:
+        method: The method, which gives ``window``, ``sinks`` and ``block``.
+        layer: The layer.
+        codec: The method bound to the layer.
+        lease: Kept alive with the cache; holds the attention hook in place.
+        budget: Bytes of transients that attention may hold.
+    """
+
+    def __init__(
+        self,
+        method: CompressionMethod,
+        layer: LayerSpec,
+        codec: KVCodec,
+        lease: object = None,
+        budget: int = DEFAULT_BUDGET,
+    ) -> None:
+        self.method = method
+        self.layer = layer
+        self.codec = codec
+        self.offset = 0
+        self._lease = lease
+        self._budget = budget
+        self.exact = ExactRows()
+        self.store = CodeStore(codec.schema)
+        self.constants: dict[str, mx.array] = {}
+
+    # -- how many tokens are coded ---------------------------------------------------------
+
+    @property
+    def _block(self) -> int:
+        return self.method.block if self.method.window > 0 else 1
+
+    @property
+    def _steady(self) -> int:
+        """Exact rows held between steps of a long sequence."""
+        return self.method.sinks + max(self.method.window, 0) + self._block
+
+    def coded_at(self, seen: int) -> int:
+        """Tokens that are coded once ``seen`` tokens have been seen."""
+        beyond = seen - self.method.sinks - max(self.method.window, 0)
+        if beyond < max(self.codec.warmup, 1):
+            return 0
+        return beyond - beyond % self._block
+
+    # -- what models call ------------------------------------------------------------------
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Add a chunk and hand out what this step attends to.
+
+        Args:
+            keys: ``(B, Hkv, L, D)``, rotated.
+            values: ``(B, Hkv, L, Dv)``.
+
+        Returns:
+            Two lazy views: arrays of all tokens for whoever computes with them, this cache for
+            the attention call that recognises them.
+
+        Raises:
+            ConfigError: Where the chunk does not fit the layer or what is already held.
+        """
+        self._check(keys, values)
+        seen = self.offset + keys.shape[2]
+        target = max(self.coded_at(seen), self.store.tokens)
+        blocks, sinks, sealed = self._coded_part()
+        constants = self.constants
+        if target == self.store.tokens:
+            self.exact.append(keys, values, self._steady)
+            all_keys, all_values = self.exact.rows()
+        else:
+            all_keys, all_values = self._joined(keys, values)
+            self._code(all_keys, all_values, target)
+        step = Step(self.codec, blocks, constants, all_keys, all_values, sinks, self._budget)
+        step.settle = [*self.exact.arrays(), *self.store.arrays(since=sealed)]
+        self.offset = seen
+        dense_keys, dense_values = step.dense
+        return view(dense_keys, step, "key"), view(dense_values, step, "value")
+
+    def _coded_part(self) -> tuple[list[tuple[dict[str, mx.array], int]], int, int]:
+        """Runs of codes, how many exact rows come before them, and the sealed runs' number."""
+        blocks = list(self.store.blocks())
+        sinks = min(self.method.sinks, self.exact.used) if blocks else 0
+        return blocks, sinks, len(self.store.sealed)
+
+    def _joined(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """The exact rows with a chunk after them, leaving what is held as it is."""
+        if not self.exact.used:
+            return keys, values
+        old_keys, old_values = self.exact.rows()
+        return (
+            mx.concatenate([old_keys, keys], axis=2),
+            mx.concatenate([old_values, values], axis=2),
+        )
+
+    def _code(self, keys: mx.array, values: mx.array, target: int) -> None:
+        """Code the rows after the sinks until ``target`` tokens are coded; keep the others."""
+        first = self.method.sinks
+        done = self.store.tokens
+        start, stop = first, first + target - done
+        if not done:
+            warm = slice(start, start + max(self.codec.warmup, 1))
+            self.constants = self.codec.begin(
+                keys[:, :, warm], values[:, :, warm], range(first, first + warm.stop - warm.start)
+            )
+        for begin in range(start, stop, _ENCODE_TOKENS):
+            end = min(begin + _ENCODE_TOKENS, stop)
+            position = first + done + begin - start
+            codes = self.codec.encode(
+                keys[:, :, begin:end],
+                values[:, :, begin:end],
+                range(position, position + end - begin),
+                self.constants,
+            )
+            self.store.append(codes.fields, end - begin)
+        self.exact.replace(_without(keys, start, stop), _without(values, start, stop), self._steady)
+
+    def _check(self, keys: mx.array, values: mx.array) -> None:
+        layer = self.layer
+        for name, array, dim in (
+            ("keys", keys, layer.head_dim),
+            ("values", values, layer.value_dim),
+        ):
+            if array.ndim != 4 or array.shape[1] != layer.kv_heads or array.shape[3] != dim:
+                raise ConfigError(
+                    f"{self.method.name}: layer {layer.index}: {name} must have shape "
+                    f"(B, {layer.kv_heads}, L, {dim}) (got {tuple(array.shape)})"
+                )
+            if array.dtype != layer.mx_dtype:
+                raise ConfigError(
+                    f"{self.method.name}: layer {layer.index}: {name} must be {layer.dtype} as "
+                    f"when the cache was made (got {str(array.dtype).removeprefix('mlx.core.')}); "
+                    f"make a new cache after changing the model's dtype"
+                )
+        if keys.shape[:3] != values.shape[:3]:
+            raise ConfigError(
+                f"{self.method.name}: layer {layer.index}: keys and values must have the same "
+                f"tokens (got {tuple(keys.shape)} and {tuple(values.shape)})"
+            )
+        if self.batch not in (0, keys.shape[0]):
+            raise ConfigError(
+                f"{self.method.name}: layer {layer.index}: the batch size must stay "
+                f"{self.batch} (got {keys.shape[0]})"
+            )
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """The cache as it stands, in the model's frame: what a next step would attend to."""
+        step = self._now()
+        dense_keys, dense_values = step.dense
+        return view(dense_keys, step, "key"), view(dense_values, step, "value")
+
+    def _now(self) -> Step:
+        if self.empty():
+            raise ConfigError(f"{self.method.name}: layer {self.layer.index}: the cache is empty")
+        blocks, sinks, _ = self._coded_part()
+        keys, values = self._rows()
+        return Step(self.codec, blocks, self.constants, keys, values, sinks, self._budget)
+
+    def _rows(self) -> tuple[mx.array, mx.array]:
+        if self.exact.keys is not None:
+            return self.exact.rows()
+        batch, layer = self.batch, self.layer
+        return (
+            mx.zeros((batch, layer.kv_heads, 0, layer.head_dim), layer.mx_dtype),
+            mx.zeros((batch, layer.kv_heads, 0, layer.value_dim), layer.mx_dtype),
+        )
+
+    def make_mask(self, *args: Any, **kwargs: Any) -> Any:
+        """The mask of a chunk that comes next, as mlx-lm makes it."""
+        from mlx_lm.models.cache import create_attention_mask
+
+        return create_attention_mask(*args, offset=self.offset, **kwargs)
+
+    # -- the rest of mlx-lm's contract -----------------------------------------------------
+
+    def size(self) -> int:
+        """Tokens held."""
+        return self.offset
+
+    def empty(self) -> bool:
+        """Whether no token was seen."""
+        return self.offset == 0
+
+    def is_trimmable(self) -> bool:
+        """Tokens can always be taken back."""
+        return True
+
+    def trim(self, n: int) -> int:
+        """Forget the last ``n`` tokens; what was coded before them stays coded.
+
+        Returns:
+            How many were forgotten: ``n``, or all there were.
+        """
+        n = max(0, min(n, self.offset))
+        sinks = min(self.method.sinks, self.exact.used) if self.store.tokens else 0
+        recent = min(n, self.exact.used - sinks)
+        self.exact.used -= recent
+        coded = min(n - recent, self.store.tokens)
+        if coded:
+            self.store.keep(self.store.tokens - coded)
+            if not self.store.tokens:
+                self.constants = {}
+        self.exact.used -= n - recent - coded
+        self.offset -= n
+        return n
+
+    def _arrays(self) -> Any:
+        yield from self.exact.arrays()
+        yield from self.store.arrays()
+        yield from self.constants.values()
+
+    @property
+    def tokens_coded(self) -> int:
+        """Tokens held as codes."""
+        return self.store.tokens
+
+    @property
+    def batch(self) -> int:
+        """Rows held, ``B``; 0 before the first chunk."""
+        first = next(self._arrays(), None)
+        return 0 if first is None else int(first.shape[0])
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of the room that is held for tokens to come."""
+        held = [(a, self.exact.used) for a in self.exact.arrays()]
+        held += [(a, self.store.used) for a in self.store.tail.values()]
+        return sum(int(a.nbytes) // a.shape[2] * (a.shape[2] - used) for a, used in held if a.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every array of this sequence, room to grow included; no shared tables."""
+        return sum(int(a.nbytes) for a in self._arrays())
+
+    @property
+    def report(self) -> LayerReport:
+        """The numbers of this layer."""
+        return layer_report(self)
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """Everything needed to go on: a JSON header, then arrays."""
+        from kvcompress.cache.state import pack_state
+
+        return pack_state(self)
+
+    @state.setter
+    def state(self, state: tuple[Any, ...]) -> None:
+        from kvcompress.cache.state import unpack_state
+
+        unpack_state(self, state)
+
+    @classmethod
+    def from_state(cls, state: tuple[Any, ...]) -> CompressedKVCache:
+        """A cache that goes on where ``state`` was taken."""
+        from kvcompress.cache.state import restore
+
+        return restore(state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompressedKVCache:
+        """An independent sequence that shares the method's tables."""
+        new = CompressedKVCache(self.method, self.layer, self.codec, self._lease, self._budget)
+        new.offset = self.offset
+        new.exact = self.exact.copy()
+        new.store = self.store.copy()
+        new.constants = dict(self.constants)
+        return new
+
+    def __repr__(self) -> str:
+        return (
+            f"CompressedKVCache({self.method.name}, layer {self.layer.index}, "
+            f"{self.offset} tokens, {self.store.tokens} coded)"
+        )
+
+
+def _without(x: mx.array, start: int, stop: int) -> mx.array:
+    """Rows of the token axis outside ``start:stop``."""
+    if start == 0:
+        return x[:, :, stop:]
+    return mx.concatenate([x[:, :, :start], x[:, :, stop:]], axis=2)

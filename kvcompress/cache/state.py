@@ -1,0 +1,145 @@
+"""A cache's state as mlx-lm keeps it: a JSON header, then arrays, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import attrs
+import mlx.core as mx
+
+from kvcompress.cache.store import SEAL, CodeStore, ExactRows
+from kvcompress.errors import CacheFileError
+from kvcompress.layers import LayerSpec, Rotary
+
+if TYPE_CHECKING:
+    from kvcompress.cache.kvcache import CompressedKVCache
+    from kvcompress.codec import KVCodec
+    from kvcompress.method import CompressionMethod
+
+FORMAT = 1
+State = tuple[Any, ...]
+
+# Methods and codecs in use: a state taken in this process needs neither plugin nor calibration.
+_methods: WeakValueDictionary[str, CompressionMethod] = WeakValueDictionary()
+_codecs: WeakValueDictionary[str, KVCodec] = WeakValueDictionary()
+
+
+def _identity(cache: CompressedKVCache) -> dict[str, Any]:
+    """What tells which codec reads the arrays."""
+    return {
+        "format": FORMAT,
+        "method": cache.method.name,
+        "config": cache.method.config(),
+        "fingerprint": cache.method.fingerprint,
+        "layer": attrs.asdict(cache.layer),
+    }
+
+
+def _key(identity: dict[str, Any]) -> str:
+    return json.dumps(identity, sort_keys=True)
+
+
+def pack_state(cache: CompressedKVCache) -> State:
+    """Header and arrays of a cache, as they are held."""
+    identity = _identity(cache)
+    key = _key(identity)
+    _methods[key], _codecs[key] = cache.method, cache.codec
+    exact, store = cache.exact, cache.store
+    counts = {
+        "offset": cache.offset,
+        "exact": exact.used,
+        "exact_arrays": len(list(exact.arrays())),
+        "constants": sorted(cache.constants),
+        "sealed": len(store.sealed),
+        "tail": store.used,
+    }
+    constants = [cache.constants[name] for name in sorted(cache.constants)]
+    header = json.dumps({"identity": identity, "counts": counts}, sort_keys=True)
+    return (header, *exact.arrays(), *constants, *store.arrays())
+
+
+def unpack_state(cache: CompressedKVCache, state: State) -> None:
+    """Put a state into a cache of the same method, configuration and layer.
+
+    Raises:
+        CacheFileError: Where it is of another.
+    """
+    header = _parse(state)
+    theirs, ours = header["identity"], json.loads(_key(_identity(cache)))
+    different = sorted(k for k in ours if theirs.get(k) != ours[k])
+    if different:
+        got = {k: theirs.get(k) for k in different}
+        raise CacheFileError(
+            f"{cache.method.name}: layer {cache.layer.index}: the state differs in "
+            f"{', '.join(different)} (got {got})"
+        )
+    _fill(cache, header["counts"], list(state[1:]))
+
+
+def restore(state: State) -> CompressedKVCache:
+    """A cache from a state alone; the method is looked up and bound again where need be.
+
+    Raises:
+        CacheFileError: Where the state is foreign, or the method would now code differently.
+    """
+    from kvcompress.cache.kvcache import CompressedKVCache
+    from kvcompress.registry import get_method
+
+    header = _parse(state)
+    identity = header["identity"]
+    key = _key(identity)
+    method = _methods.get(key) or get_method(identity["method"], **identity["config"])
+    if method.fingerprint != identity["fingerprint"]:
+        raise CacheFileError(
+            f"{identity['method']}: the state was made with another calibration or version of "
+            f"the method (fingerprint {identity['fingerprint'][:12]}, now "
+            f"{method.fingerprint[:12]})"
+        )
+    fields = dict(identity["layer"])
+    rotary = fields.pop("rotary")
+    layer = LayerSpec(rotary=None if rotary is None else Rotary(**rotary), **fields)
+    cache = CompressedKVCache(method, layer, _codecs.get(key) or method.bind(layer))
+    _fill(cache, header["counts"], list(state[1:]))
+    return cache
+
+
+def _parse(state: State) -> dict[str, Any]:
+    try:
+        header: dict[str, Any] = json.loads(state[0])
+        known = header["identity"]["format"] == FORMAT
+    except (TypeError, ValueError, KeyError, IndexError) as error:
+        raise CacheFileError("the state is not one of a kvcompress cache") from error
+    if not known:
+        raise CacheFileError(
+            f"the state has format {header['identity']['format']}; this version reads {FORMAT}"
+        )
+    return header
+
+
+def _fill(cache: CompressedKVCache, counts: dict[str, Any], arrays: list[mx.array]) -> None:
+    names = [f.name for f in cache.codec.schema.fields]
+    blocks = counts["sealed"] + (1 if counts["tail"] else 0)
+    expected = counts["exact_arrays"] + len(counts["constants"]) + blocks * len(names)
+    if len(arrays) != expected:
+        raise CacheFileError(
+            f"{cache.method.name}: layer {cache.layer.index}: the state must hold {expected} "
+            f"arrays (got {len(arrays)})"
+        )
+    rest = iter(arrays)
+    cache.exact = ExactRows()
+    if counts["exact_arrays"]:
+        cache.exact = ExactRows(next(rest), next(rest), counts["exact"])
+    cache.constants = {name: next(rest) for name in counts["constants"]}
+    runs = [{name: next(rest) for name in names} for _ in range(blocks)]
+    tail = runs.pop() if counts["tail"] else {}
+    cache.store = CodeStore(cache.codec.schema, runs, tail, counts["tail"])
+    cache.offset = counts["offset"]
+    if cache.store.tokens + cache.exact.used != cache.offset or any(
+        a.shape[2] != SEAL for run in runs for a in run.values()
+    ):
+        raise CacheFileError(
+            f"{cache.method.name}: layer {cache.layer.index}: the state's arrays do not hold "
+            f"the {cache.offset} tokens that its header names"
+        )

@@ -1,0 +1,122 @@
+"""What one forward step attends to: a snapshot of codes and exact rows."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import mlx.core as mx
+
+from kvcompress.attention import CodedSegment, ExactSegment, Segment, attend
+from kvcompress.attention.masks import Mask
+from kvcompress.codec import Codes, KVCodec
+from kvcompress.stages.base import Fields
+
+
+class Step:
+    """The tokens of one step, as attention reads them or as dense arrays.
+
+    Args:
+        codec: The layer's codec.
+        blocks: Runs of codes with their numbers of tokens, oldest first.
+        constants: What the sequence keeps once.
+        keys: Exact keys ``(B, Hkv, n, D)``: sinks, then what follows the coded tokens.
+        values: Exact values ``(B, Hkv, n, Dv)``.
+        sinks: How many of the exact rows come before the coded tokens.
+        budget: Bytes of transients that attention may hold.
+    """
+
+    def __init__(
+        self,
+        codec: KVCodec,
+        blocks: list[tuple[dict[str, mx.array], int]],
+        constants: Fields,
+        keys: mx.array,
+        values: mx.array,
+        sinks: int,
+        budget: int,
+    ) -> None:
+        self._codec = codec
+        self._blocks = blocks
+        self._constants = constants
+        self._keys = keys
+        self._values = values
+        self._sinks = sinks
+        self._budget = budget
+        self.settle: list[mx.array] = []  # arrays to be computed with this step's output
+
+    @property
+    def coded(self) -> int:
+        """Tokens that are read as codes."""
+        return sum(count for _, count in self._blocks)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all."""
+        return int(self._keys.shape[2]) + self.coded
+
+    def _coded_segments(self) -> list[CodedSegment]:
+        out, start = [], self._sinks
+        for fields, count in self._blocks:
+            span = range(start, start + count)
+            codes = Codes(dict(fields), dict(self._constants))
+            out.append(CodedSegment(self._codec, codes, (span,), span))
+            start += count
+        return out
+
+    def _segments(self) -> list[Segment]:
+        coded = self._coded_segments()
+        spans = (range(self._sinks), range(self._sinks + self.coded, self.tokens))
+        exact = ExactSegment(self._keys, self._values, tuple(s for s in spans if len(s)))
+        return [exact, *coded] if exact.spans else [*coded]
+
+    def attend(
+        self,
+        queries: mx.array,
+        *,
+        scale: float,
+        mask: Mask = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Attention of this step's queries: ``(B, Hq, L, D)`` to ``(B, Hq, L, Dv)``.
+
+        Without coded tokens this is MLX's own attention on the exact rows, bit for bit what
+        the plain cache computes.
+        """
+        if not self._blocks:
+            out = mx.fast.scaled_dot_product_attention(
+                queries, self._keys, self._values, scale=scale, mask=mask, sinks=sinks
+            )
+        else:
+            out = attend(
+                queries,
+                self._segments(),
+                self._codec,
+                self._constants,
+                scale=scale,
+                mask=mask,
+                sinks=sinks,
+                budget=self._budget,
+            )
+        return self._settled(out)
+
+    def _settled(self, out: mx.array) -> mx.array:
+        """Tie what the cache stores to the output, so that no layer's chunk outlives its layer."""
+        if not self.settle:
+            return out
+        tied: list[mx.array] = mx.depends([out], self.settle)
+        return tied[0]
+
+    @cached_property
+    def dense(self) -> tuple[mx.array, mx.array]:
+        """All tokens as arrays, lazily: ``(B, Hkv, T, D)`` and ``(B, Hkv, T, Dv)``."""
+        if not self._blocks:
+            keys, values = self._keys, self._values
+        else:
+            decoded = [s.codec.decode(s.codes, s.positions) for s in self._coded_segments()]
+            keys = self._weave(self._keys, [k for k, _ in decoded])
+            values = self._weave(self._values, [v for _, v in decoded])
+        return self._settled(keys), self._settled(values)
+
+    def _weave(self, exact: mx.array, decoded: list[mx.array]) -> mx.array:
+        cut = self._sinks
+        return mx.concatenate([exact[:, :, :cut], *decoded, exact[:, :, cut:]], axis=2)

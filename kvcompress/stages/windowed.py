@@ -1,0 +1,138 @@
+"""Windowed RoPE: far keys stay un-rotated, and the query bears a rotation for all of them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import mlx.core as mx
+import numpy as np
+from attrs import frozen
+
+from kvcompress.layers import Rotary
+from kvcompress.stages.base import Coder, Fields, Transform
+from kvcompress.stages.rope import Queries, Unrotated
+
+
+@frozen
+class WindowedRope(Unrotated):
+    """A2ATS Eq. 11 and 12: far keys stay un-rotated, the query bears a rotation for all of them.
+
+    The far zone is split into bands of distance ``i - j`` that grow by ``growth``, and in each
+    the query bears the *mean* rotation over its distances, ``c_l = mean exp(i d theta_l)``: the
+    least-squares constant, which shrinks pairs that turn fast instead of giving them an
+    arbitrary phase. ``constant`` gives the paper's form: one rotation ``R_b`` for every
+    distance.
+
+    Attributes:
+        first: Distance at which the first band begins.
+        growth: Ratio of a band's ends, above 1.
+        constant: The distance ``b`` that stands for all, or ``None`` for bands.
+    """
+
+    first: int = 64
+    growth: float = 2.0
+    constant: int | None = None
+
+    def queries(
+        self, raw: mx.array, transform: Transform, rotary: Rotary | None, positions: range
+    ) -> Queries:
+        """Turn each query back to position 0."""
+        if rotary is None:
+            return Queries(raw, raw, positions)
+        B, H, M, D = raw.shape
+        turned = rotary.unrotate(raw.reshape(B, -1, len(positions), D), positions)
+        return Queries(raw, turned.reshape(B, H, M, D), positions)
+
+    def bands(self, low: int, high: int) -> list[tuple[int, int]]:
+        """Bands ``[start, stop)`` of distance that meet ``[low, high)``."""
+        if self.constant is not None:
+            return [(low, high)]
+        out, start = [], max(1, self.first)
+        stop = start
+        if low < start:
+            out.append((0, start))
+        while stop < high:
+            start, stop = stop, max(stop + 1, round(stop * self.growth))
+            if stop > low:
+                out.append((start, stop))
+        return out
+
+    def scores(
+        self,
+        queries: Queries,
+        fields: Fields,
+        mean: mx.array | None,
+        positions: range,
+        *,
+        coder: Coder,
+        transform: Transform,
+        rotary: Rotary | None,
+    ) -> mx.array:
+        """One rotated query a band; tokens that lie in two bands for a chunk's queries choose."""
+        places = queries.positions
+        low = max(0, places.start - positions.stop + 1)
+        high = places.stop - positions.start
+        length, total = len(places), len(positions)
+        out: mx.array | None = None
+        for start, stop in self.bands(low, high):
+            # The tokens that are in this band for at least one query.
+            begin = max(0, places.start - stop + 1 - positions.start)
+            end = min(total, places.stop - start - positions.start)
+            q = queries.mapped
+            if rotary is not None:
+                q = self._turn(q, rotary, start, stop)
+            part = {name: a[:, :, begin:end] for name, a in fields.items()}
+            scores = coder.scores(transform.query(q), part)
+            if mean is not None:
+                scores = scores + q @ mean.swapaxes(-1, -2)
+            if start <= low and high <= stop:
+                return scores
+            scores = mx.pad(scores, [(0, 0), (0, 0), (0, 0), (begin, total - end)])
+            inside = mx.tile(
+                _inside(places, positions, start, stop), (scores.shape[2] // length, 1)
+            )
+            out = mx.where(inside, scores, 0.0 if out is None else out)
+        if out is None:
+            raise ValueError("no band covers the tokens: they lie ahead of the queries")
+        return out
+
+    def _turn(self, q: mx.array, rotary: Rotary, start: int, stop: int) -> mx.array:
+        if self.constant is not None:
+            B, H, M, D = q.shape
+            place = range(self.constant, self.constant + 1)
+            return rotary.rotate(q.reshape(B, H * M, 1, D), place).reshape(B, H, M, D)
+        return _scale_pairs(q, rotary, *_mean_rotation(rotary, start, stop))
+
+
+def _inside(places: range, positions: range, start: int, stop: int) -> mx.array:
+    """``(L, T)``: whether ``i - j`` lies in the band."""
+    distance = mx.arange(places.start, places.stop)[:, None] - mx.arange(
+        positions.start, positions.stop
+    )
+    return (distance >= start) & (distance < stop)
+
+
+@lru_cache(maxsize=256)
+def _mean_rotation(rotary: Rotary, start: int, stop: int) -> tuple[mx.array, mx.array]:
+    """Real and imaginary part of the mean of ``exp(i d theta_l)``, ``(dims / 2,)`` float32 each."""
+    turns = np.arange(start, stop, dtype=np.float64)[:, None] * rotary.angles
+    real, imaginary = np.cos(turns).mean(axis=0), np.sin(turns).mean(axis=0)
+    pair = mx.array(real.astype(np.float32)), mx.array(imaginary.astype(np.float32))
+    mx.eval(*pair)
+    return pair
+
+
+def _scale_pairs(x: mx.array, rotary: Rotary, real: mx.array, imaginary: mx.array) -> mx.array:
+    """Multiply each rotary pair, read as a complex number, by ``real + i imaginary``."""
+    half = rotary.dims // 2
+    head, rest = x[..., : rotary.dims], x[..., rotary.dims :]
+    if rotary.traditional:
+        a, b = head[..., 0::2], head[..., 1::2]
+    else:
+        a, b = head[..., :half], head[..., half:]
+    turned = [a * real - b * imaginary, a * imaginary + b * real]
+    if rotary.traditional:
+        head = mx.stack(turned, axis=-1).reshape(head.shape)
+    else:
+        head = mx.concatenate(turned, axis=-1)
+    return mx.concatenate([head, rest], axis=-1) if rest.shape[-1] else head
