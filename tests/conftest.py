@@ -1,0 +1,27 @@
+"""Set-up for the whole suite: BLAS, Hypothesis profiles and the real model."""
+
+from __future__ import annotations
+
+from kvcompress.openblas import prefer_openblas
+
+prefer_openblas()  # before anything imports mlx
+
+import os  # noqa: E402
+from typing import Any  # noqa: E402
+
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+settings.register_profile("dev", max_examples=20, deadline=None)
+settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True)
+settings.register_profile("nightly", max_examples=500, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+@pytest.fixture(scope="session")
+def demo() -> tuple[Any, Any]:
+    """The embedded model and its tokenizer, float32 on a CPU, loaded once; mark tests ``model``."""
+    from kvcompress.models import load_model
+
+    loaded = load_model(dtype="float32")
+    return loaded.model, loaded.tokenizer
