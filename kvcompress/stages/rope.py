@@ -1,8 +1,8 @@
 """RoPE policies: in which frame keys are coded, and how a query meets the codes.
 
 ``PostRope`` codes keys as they arrive. ``PreRope`` turns them back first, so that codes do not
-depend on position, and rotates what it decodes. :mod:`kvcompress.stages.windowed` also codes them turned
-back, but rotates the query instead of the keys.
+depend on position, and rotates what it decodes. ``kvcompress.stages.windowed`` turns them back too,
+but rotates the query instead of the keys.
 """
 
 from __future__ import annotations
