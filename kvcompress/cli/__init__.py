@@ -6,12 +6,13 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import typer
+from typer.main import get_command
+
+from kvcompress._version import __version__
 from kvcompress.errors import KVCompressError
-
-if TYPE_CHECKING:
-    import typer
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "methods": ("kvcompress.cli.methods:methods", "List the installed methods."),
@@ -29,8 +30,6 @@ def main(args: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: Always, unless ``--debug`` lets an error of kvcompress pass.
     """
-    from typer.main import get_command
-
     words = list(sys.argv[1:] if args is None else args)
     flags = list(takewhile(lambda word: word.startswith("-"), words))
     selected = next(iter(words[len(flags) :]), None)
@@ -48,8 +47,6 @@ def build_app(selected: str | None = None) -> typer.Typer:
 
     The others appear in the help with their line of :data:`COMMANDS`, and stay unimported.
     """
-    import typer
-
     app = typer.Typer(
         help="Compressed KV caches for language models run with mlx-lm.",
         add_completion=False,
@@ -59,7 +56,9 @@ def build_app(selected: str | None = None) -> typer.Typer:
 
     @app.callback()
     def options(
-        debug: Annotated[bool, typer.Option(help="Show the traceback of an error.")] = False,
+        debug: Annotated[
+            bool, typer.Option("--debug", help="Show the traceback of an error.")
+        ] = False,
         version: Annotated[
             bool,
             typer.Option(
@@ -89,7 +88,5 @@ def _load(target: str) -> Callable[..., Any]:
 
 def _show_version(value: bool) -> None:
     if value:
-        from kvcompress._version import __version__
-
         print(__version__)
-        raise SystemExit(0)
+        raise typer.Exit

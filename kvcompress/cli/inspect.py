@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def inspect(
     method: Annotated[
-        str, typer.Argument(metavar="METHOD[:OPTION=VALUE]...", help="The method, with options.")
+        str, typer.Argument(metavar="METHOD", help="A method: NAME[:OPTION=VALUE]...")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from fake_site import site
+
+__all__ = ["site"]
