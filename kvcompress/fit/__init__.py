@@ -1,0 +1,1 @@
+"""Fitting of codebooks, in NumPy and float64 where it matters; all of it deterministic."""
