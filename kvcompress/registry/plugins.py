@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import pluggy
 from attrs import field, frozen
@@ -64,7 +63,7 @@ class PluginLoader:
         self._manager.hook.kvcompress_register.call_historic(kwargs={"registry": self._registrar})
 
     @property
-    def hook(self) -> Any:
+    def hook(self) -> pluggy.HookRelay:
         """Call ``hook.<name>()`` to ask all plugins loaded so far; the answers come as a list."""
         return self._manager.hook
 

@@ -10,6 +10,7 @@ import warnings
 from functools import reduce
 from typing import Any, Literal
 
+import pluggy
 from attrs import frozen
 
 from kvcompress._version import __version__
@@ -185,7 +186,7 @@ class Registry:
             )
         return method
 
-    def hooks(self) -> Any:
+    def hooks(self) -> pluggy.HookRelay:
         """Load every plugin and return pluggy's relay: ``hooks().kvcompress_metrics()``.
 
         A broken plugin of the group ``kvcompress.plugins`` is warned of; broken methods are rows

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from fake_site import site
+from tests.fake_site import site
 
 __all__ = ["site"]

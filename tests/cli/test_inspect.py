@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from fake_site import CODE, Site
 
 from kvcompress import cli
+from tests.fake_site import CODE, Site
 
 
 def inspect(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str, str]:
@@ -60,10 +60,8 @@ def test_a_method_that_still_lacks_its_calibration_can_be_inspected(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site.toy()
-    check = (
-        "    def check(self):\n        raise CalibrationRequired('toy: needs one')\n\n    def bind"
-    )
     source = CODE.format(name="toy").replace("ConfigError", "CalibrationRequired")
-    head, _, tail = source.partition("    def check")
-    site.module("toy_plugin_code", head + check + tail.partition("    def bind")[2])
+    condition = 'if self.mode == "good" and self.bits < 2:'
+    source = source.replace(condition, 'raise CalibrationRequired("toy: needs one")')
+    site.module("toy_plugin_code", source.replace("            raise illegal", "        # "))
     assert options(capsys, "toy:bits=3")["bits"]["value"] == 3

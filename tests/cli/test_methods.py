@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from fake_site import Site
 
 from kvcompress import cli
+from tests.fake_site import Site
 
 
 def test_methods_lists_what_works_and_why_the_rest_does_not(

@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fake_site import Site
 
 from kvcompress import ConfigError, UnknownMethod, get_method
 from kvcompress.cli.options import MethodSpec, parse_method
+from tests.fake_site import Site
 
 
 def test_a_name_alone_is_one_configuration(site: Site) -> None:

@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 import pytest
 from attrs import frozen
 from hypothesis import find, given
-from toy_options import Toy
 
 from kvcompress.config import (
     choice,
@@ -17,6 +16,7 @@ from kvcompress.config import (
     options_of,
 )
 from kvcompress.errors import ConfigError
+from tests.config.toy_options import Toy
 
 
 @frozen(kw_only=True)

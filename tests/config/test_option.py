@@ -4,10 +4,10 @@ from typing import Any, ClassVar
 
 import pytest
 from attrs import frozen
-from toy_options import Toy
 
 from kvcompress.config import illegal, options_of
 from kvcompress.errors import ConfigError
+from tests.config.toy_options import Toy
 
 OPTIONS = {option.name: option for option in options_of(Toy)}
 

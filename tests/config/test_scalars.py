@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_options import Toy
 
 from kvcompress.config import integer
 from kvcompress.errors import ConfigError
+from tests.config.toy_options import Toy
 
 
 @pytest.mark.parametrize(

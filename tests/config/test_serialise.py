@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from attrs import frozen
 from hypothesis import given
-from toy_options import Toy
 
 from kvcompress.config import array, config_strategy, from_json, integer, to_json
 from kvcompress.errors import ConfigError
+from tests.config.toy_options import Toy
 
 
 @frozen(kw_only=True)

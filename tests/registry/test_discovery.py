@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from fake_site import Site
-
 from kvcompress.registry.discovery import METHODS_GROUP, canonical, find_offers
+from tests.fake_site import Site
 
 
 def test_offers_are_read_without_importing_anything(site: Site) -> None:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import pytest
 from attrs import frozen
-from fake_site import CODE, HOOKS, Site
 
 from kvcompress import (
     BrokenPlugin,
@@ -25,6 +24,7 @@ from kvcompress import (
     hookimpl,
 )
 from kvcompress.registry import MethodStatus, Registry
+from tests.fake_site import CODE, HOOKS, Site
 
 
 def rows(registry: Registry) -> dict[str, MethodStatus]:
