@@ -27,7 +27,6 @@ from kvcompress.errors import (
 
 if TYPE_CHECKING:
     from kvcompress.cache import attach, detach, make_cache, report
-    from kvcompress.cache.persist import load_cache, save_cache
     from kvcompress.hookspecs import hookimpl
     from kvcompress.method import CompressionMethod, Method, MethodInfo
     from kvcompress.registry import MethodStatus, get_method, list_methods
@@ -55,10 +54,8 @@ __all__ = [
     "get_method",
     "hookimpl",
     "list_methods",
-    "load_cache",
     "make_cache",
     "report",
-    "save_cache",
 ]
 
 _MODULE_OF = {
@@ -71,10 +68,8 @@ _MODULE_OF = {
     "get_method": "kvcompress.registry",
     "hookimpl": "kvcompress.hookspecs",
     "list_methods": "kvcompress.registry",
-    "load_cache": "kvcompress.cache.persist",
     "make_cache": "kvcompress.cache",
     "report": "kvcompress.cache",
-    "save_cache": "kvcompress.cache.persist",
 }
 
 
