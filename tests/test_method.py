@@ -19,7 +19,7 @@ from kvcompress.method import calibration_field
 class Toy(Method):
     name: ClassVar[str] = "toy"
     bits: int = integer(4, low=1, high=8, help="Bits.")
-    calibration: Any = calibration_field()  # noqa: RUF009
+    calibration: Any = calibration_field()
 
     def check(self) -> None:
         if self.bits == 1 and self.sinks == 0:

@@ -193,11 +193,16 @@ class CompressedKVCache:
             mx.zeros((batch, layer.kv_heads, 0, layer.value_dim), layer.mx_dtype),
         )
 
-    def make_mask(self, *args: Any, **kwargs: Any) -> Any:
-        """The mask of a chunk that comes next, as mlx-lm makes it."""
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | None:
+        """The mask of a chunk of ``N`` tokens that comes next, as mlx-lm makes it."""
         from mlx_lm.models.cache import create_attention_mask
 
-        return create_attention_mask(*args, offset=self.offset, **kwargs)
+        mask: mx.array | str | None = create_attention_mask(
+            N, self.offset, return_array=return_array, window_size=window_size
+        )
+        return mask
 
     # -- the rest of mlx-lm's contract -----------------------------------------------------
 

@@ -16,7 +16,7 @@ from kvcompress.errors import ConfigError
 
 @frozen(kw_only=True)
 class Coded:
-    codebook: Any = array("The codebook.")  # noqa: RUF009
+    codebook: Any = array("The codebook.")
 
 
 @pytest.mark.parametrize(

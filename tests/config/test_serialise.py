@@ -16,7 +16,7 @@ from tests.config.toy_options import Toy
 @frozen(kw_only=True)
 class Coded:
     bits: int = integer(4, low=1, high=8, help="Bits.")
-    codebook: Any = array("The codebook.")  # noqa: RUF009
+    codebook: Any = array("The codebook.")
 
 
 @given(config_strategy(Toy))
