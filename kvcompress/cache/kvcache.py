@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from kvcompress.cache.view import view
 
 from kvcompress.attention import DEFAULT_BUDGET
 from kvcompress.cache.accounting import LayerReport, layer_report
 from kvcompress.cache.step import Step
 from kvcompress.cache.store import CodeStore, ExactRows
+from kvcompress.cache.view import view
 from kvcompress.codec import KVCodec
 from kvcompress.errors import ConfigError
 from kvcompress.layers import LayerSpec
 
 if TYPE_CHECKING:
+    from kvcompress.cache.batch import CompressedBatchCache
     from kvcompress.method import CompressionMethod
 
 _ENCODE_TOKENS = 2048  # tokens coded at once; bounds what encoding holds
@@ -173,11 +175,12 @@ class CompressedKVCache:
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The cache as it stands, in the model's frame: what a next step would attend to."""
-        step = self._now()
+        step = self.now()
         dense_keys, dense_values = step.dense
         return view(dense_keys, step, "key"), view(dense_values, step, "value")
 
-    def _now(self) -> Step:
+    def now(self) -> Step:
+        """What a next step would attend to."""
         if self.empty():
             raise ConfigError(f"{self.method.name}: layer {self.layer.index}: the cache is empty")
         blocks, sinks, _ = self._coded_part()
@@ -289,6 +292,13 @@ class CompressedKVCache:
         from kvcompress.cache.state import restore
 
         return restore(state)
+
+    @staticmethod
+    def merge(caches: Sequence[CompressedKVCache]) -> CompressedBatchCache:
+        """A batch of copies of single caches, each row as compressed as before."""
+        from kvcompress.cache.batch import CompressedBatchCache
+
+        return CompressedBatchCache.merge(caches)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompressedKVCache:
         """An independent sequence that shares the method's tables."""

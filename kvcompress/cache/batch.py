@@ -1,0 +1,302 @@
+"""A batch of sequences of different lengths: a list of single caches, no padding stored.
+
+mlx-lm pads a batch to a rectangle; here each row keeps its own cache, so rows cannot meet, and
+the codes of one row never depend on another. The price is one set of launches a row.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import mlx.core as mx
+from attrs import frozen
+
+from kvcompress.attention.masks import Mask
+from kvcompress.cache.kvcache import CompressedKVCache
+from kvcompress.cache.step import Step
+from kvcompress.cache.view import view
+from kvcompress.errors import BatchError, CacheFileError
+
+
+class GeometryMask(mx.array):
+    """A causal mask over the padded rectangle, which says how it came about.
+
+    Attention here works from the geometry and never computes the array.
+    """
+
+    window_size: int | None
+
+
+@frozen
+class _Place:
+    """Where a row's new tokens stand in a padded chunk, and its tokens in the rectangle."""
+
+    skip: int  # padding before them in the chunk
+    take: int  # how many they are
+    start: int  # column of the row's first token
+    stop: int  # column after its last
+
+
+class BatchStep:
+    """What one forward step of a batch attends to, row by row.
+
+    Args:
+        steps: One step a row; ``None`` for a row that holds nothing yet.
+        places: Where each row's tokens stand.
+        length: Tokens of the padded chunk.
+        value_dim: Channels of a value.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step | None],
+        places: Sequence[_Place],
+        length: int,
+        value_dim: int,
+    ) -> None:
+        self._steps = steps
+        self._places = places
+        self._length = length
+        self._value_dim = value_dim
+
+    def attend(
+        self,
+        queries: mx.array,
+        *,
+        scale: float,
+        mask: Mask = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """``(B, Hq, L, D)`` to ``(B, Hq, L, Dv)``; zeros where a row has padding."""
+        rows = []
+        for i, (step, place) in enumerate(zip(self._steps, self._places, strict=True)):
+            shape = (1, queries.shape[1], self._length, self._value_dim)
+            if step is None or not place.take:
+                rows.append(mx.zeros(shape, queries.dtype))
+                continue
+            out = step.attend(
+                queries[i : i + 1, :, place.skip : place.skip + place.take],
+                scale=scale,
+                mask=self._row_mask(mask, i, step),
+                sinks=sinks,
+            )
+            after = self._length - place.skip - place.take
+            if place.skip or after:
+                out = mx.pad(out, [(0, 0), (0, 0), (place.skip, after), (0, 0)])
+            rows.append(out)
+        return mx.concatenate(rows, axis=0)
+
+    def _row_mask(self, mask: Mask, row: int, step: Step) -> Mask:
+        place = self._places[row]
+        if isinstance(mask, GeometryMask):
+            if mask.window_size is not None:
+                return _window_mask(step.tokens, place.take, mask.window_size)
+            return "causal" if place.take > 1 else None
+        if not isinstance(mask, mx.array):
+            return mask
+        own = mask if mask.ndim < 4 or mask.shape[0] == 1 else mask[row : row + 1]
+        own = own[..., place.start : place.stop]
+        if own.ndim > 1 and own.shape[-2] == self._length:
+            own = own[..., place.skip : place.skip + place.take, :]
+        return own
+
+    @cached_property
+    def dense(self) -> tuple[mx.array, mx.array]:
+        """All rows as one padded rectangle, ``(B, Hkv, W, D)`` and ``(B, Hkv, W, Dv)``."""
+        width = max(place.stop for place in self._places)
+        pairs = [
+            tuple(_padded(x, place, width) for x in step.dense)
+            for step, place in zip(self._steps, self._places, strict=True)
+            if step is not None
+        ]
+        if len(pairs) < len(self._steps):
+            raise BatchError("a batch whose rows are partly empty has no dense view")
+        return (
+            mx.concatenate([keys for keys, _ in pairs], axis=0),
+            mx.concatenate([values for _, values in pairs], axis=0),
+        )
+
+
+def _padded(x: mx.array, place: _Place, width: int) -> mx.array:
+    return mx.pad(x, [(0, 0), (0, 0), (place.start, width - place.stop), (0, 0)])
+
+
+def _window_mask(tokens: int, queries: int, window: int) -> mx.array:
+    places = mx.arange(tokens - queries, tokens)[:, None]
+    others = mx.arange(tokens)[None]
+    return (places >= others) & (places < others + window)
+
+
+class CompressedBatchCache:
+    """The rows of a batch, each a :class:`CompressedKVCache`, under mlx-lm's batch protocol.
+
+    Args:
+        rows: Single-sequence caches of one method and layer; owned from now on.
+
+    Raises:
+        BatchError: Where they do not fit together.
+    """
+
+    def __init__(self, rows: Sequence[CompressedKVCache]) -> None:
+        self.rows = list(rows)
+        self._before = [0] * len(self.rows)  # padding still to come before a row's tokens
+        self._left: list[int] | None = None  # tokens still to come of right-padded rows
+        for row in self.rows:
+            _check_row(self.rows[0], row)
+
+    @classmethod
+    def merge(cls, caches: Sequence[CompressedKVCache]) -> CompressedBatchCache:
+        """A batch of copies of single caches."""
+        for cache in caches:
+            if not isinstance(cache, CompressedKVCache):
+                raise BatchError(
+                    f"merge: every cache must be compressed by the same method "
+                    f"(got a {type(cache).__name__})"
+                )
+        return cls([copy.deepcopy(cache) for cache in caches])
+
+    @property
+    def offset(self) -> mx.array:
+        """Position of each row's next token, ``(B,)``; negative over left padding."""
+        return mx.array(
+            [row.offset - before for row, before in zip(self.rows, self._before, strict=True)]
+        )
+
+    def prepare(
+        self,
+        *,
+        left_padding: Sequence[int] | None = None,
+        lengths: Sequence[int] | None = None,
+        right_padding: Sequence[int] | None = None,
+    ) -> None:
+        """Announce the padding of the chunks that follow.
+
+        Args:
+            left_padding: Padding before each row's first token.
+            lengths: Tokens of each row in what follows.
+            right_padding: Padding after them.
+        """
+        if left_padding is not None:
+            if not self.empty():
+                raise BatchError("left padding can only be announced to an empty batch")
+            self._before = [b + p for b, p in zip(self._before, left_padding, strict=True)]
+        if right_padding is not None and max(right_padding) > 0:
+            if lengths is None:
+                raise BatchError("right padding needs the rows' lengths")
+            self._left = list(lengths)
+
+    def finalize(self) -> None:
+        """End right padding; nothing was stored for it."""
+        self._left = None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Add a padded chunk, ``(B, Hkv, L, D)`` and ``(B, Hkv, L, Dv)``; two lazy views."""
+        if keys.shape[0] != len(self.rows):
+            raise BatchError(f"the batch has {len(self.rows)} rows (got {keys.shape[0]})")
+        length, width = keys.shape[2], self.size()
+        steps: list[Step | None] = []
+        places: list[_Place] = []
+        for i, row in enumerate(self.rows):
+            skip = min(self._before[i], length)
+            take = length - skip if self._left is None else min(length - skip, self._left[i])
+            self._before[i] -= skip
+            if self._left is not None:
+                self._left[i] -= take
+            start = width - row.offset if row.offset else width + skip
+            part = (slice(i, i + 1), slice(None), slice(skip, skip + take))
+            if take:
+                tagged, _ = row.update_and_fetch(keys[part], values[part])
+                steps.append(tagged.step)
+            else:
+                steps.append(None if row.empty() else row.now())
+            places.append(_Place(skip, take, start, start + row.offset))
+        step = BatchStep(steps, places, length, self.rows[0].layer.value_dim)
+        dense_keys, dense_values = step.dense
+        return view(dense_keys, step, "key"), view(dense_values, step, "value")
+
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None
+    ) -> GeometryMask:
+        """The causal mask of the padded rectangle, ``(B, 1, N, W)``, lazily."""
+        from mlx_lm.models.base import create_causal_mask
+
+        width = self.size()
+        padding = mx.array(
+            [width - r.offset + b for r, b in zip(self.rows, self._before, strict=True)]
+        )
+        mask = GeometryMask(
+            create_causal_mask(N, offset=width, left_padding=padding, window_size=window_size)
+        )
+        mask.window_size = window_size
+        return mask
+
+    def filter(self, batch_indices: Any) -> None:
+        """Keep these rows, in this order."""
+        keep = batch_indices.tolist() if isinstance(batch_indices, mx.array) else batch_indices
+        self.rows = [self.rows[i] for i in keep]
+        self._before = [self._before[i] for i in keep]
+        self._left = None if self._left is None else [self._left[i] for i in keep]
+
+    def extend(self, other: CompressedBatchCache) -> None:
+        """Add the rows of another batch."""
+        if not isinstance(other, CompressedBatchCache):
+            raise BatchError(f"a compressed batch cannot take in a {type(other).__name__}")
+        for row in other.rows:
+            _check_row(self.rows[0] if self.rows else row, row)
+        self.rows += other.rows
+        self._before += other._before
+
+    def extract(self, idx: int) -> CompressedKVCache:
+        """A snapshot of one row, as if it had run alone."""
+        return copy.deepcopy(self.rows[idx])
+
+    def size(self) -> int:
+        """Tokens of the longest row."""
+        return max((row.offset for row in self.rows), default=0)
+
+    def empty(self) -> bool:
+        """Whether no row holds a token."""
+        return all(row.empty() for row in self.rows)
+
+    def is_trimmable(self) -> bool:
+        """Tokens can always be taken back."""
+        return True
+
+    def trim(self, n: int) -> int:
+        """Forget the last ``n`` tokens of every row; returns how many the longest lost."""
+        return max((row.trim(n) for row in self.rows), default=0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return sum(row.nbytes for row in self.rows)
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """The states of the rows."""
+        return tuple(row.state for row in self.rows)
+
+    @state.setter
+    def state(self, state: tuple[Any, ...]) -> None:
+        if len(state) != len(self.rows):
+            raise CacheFileError(f"the state must have {len(self.rows)} rows (got {len(state)})")
+        for row, part in zip(self.rows, state, strict=True):
+            row.state = part
+
+    @classmethod
+    def from_state(cls, state: tuple[Any, ...]) -> CompressedBatchCache:
+        """A batch that goes on where ``state`` was taken."""
+        return cls([CompressedKVCache.from_state(part) for part in state])
+
+
+def _check_row(first: CompressedKVCache, row: CompressedKVCache) -> None:
+    if row.batch > 1:
+        raise BatchError(f"a row of a batch must be one sequence (got {row.batch})")
+    if row.layer != first.layer or row.method.fingerprint != first.method.fingerprint:
+        raise BatchError(
+            f"rows of a batch must share method, configuration and layer "
+            f"(got {first!r} and {row!r})"
+        )

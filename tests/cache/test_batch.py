@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcompress.cache.batch import CompressedBatchCache
+from kvcompress.errors import BatchError
+from tests.stand_ins import LAYER, cache, largest, tokens
+
+SCALE = 0.17
+
+
+def history(count: int, seed: int, **options: int):
+    held = cache(**options)
+    _, k, v = tokens(count, seed=seed)
+    if count:
+        held.update_and_fetch(k, v)
+    return held
+
+
+@given(
+    lengths=st.lists(st.sampled_from([0, 3, 20, 45, 80]), min_size=1, max_size=3),
+    steps=st.lists(st.sampled_from([1, 1, 6]), min_size=1, max_size=4),
+    window=st.sampled_from([0, 16, 1000]),
+)
+def test_rows_of_a_batch_are_the_rows_run_alone(
+    lengths: list[int], steps: list[int], window: int
+) -> None:
+    alone = [history(n, i, window=window, steps=4.0) for i, n in enumerate(lengths)]
+    batch = alone[0].merge([history(n, i, window=window, steps=4.0) for i, n in enumerate(lengths)])
+    for number, count in enumerate(steps):
+        q, k, v = tokens(count, seed=100 + number, batch=len(lengths))
+        assert batch.offset.tolist() == [c.offset for c in alone]
+        mask = batch.make_mask(count)
+        keys, values = batch.update_and_fetch(k, v)
+        out = keys.step.attend(q, scale=SCALE, mask=mask)
+        dense = mx.fast.scaled_dot_product_attention(q, keys, values, scale=SCALE, mask=mask)
+        assert largest(out - dense) < 1e-4
+        for i, single in enumerate(alone):
+            row = slice(i, i + 1)
+            own, _ = single.update_and_fetch(k[row], v[row])
+            expected = own.step.attend(q[row], scale=SCALE, mask="causal" if count > 1 else None)
+            assert mx.array_equal(out[row], expected)
+    for i, single in enumerate(alone):
+        for a, b in zip(batch.extract(i).keys_and_values(), single.keys_and_values(), strict=True):
+            np.testing.assert_array_equal(np.array(a), np.array(b))
+    assert batch.nbytes == sum(c.nbytes for c in alone)
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=2, max_size=3), chunk=st.sampled_from([7, 64]))
+def test_right_padding_is_never_stored(lengths: list[int], chunk: int) -> None:
+    longest = max(lengths)
+    _, k, v = tokens(longest, batch=len(lengths))
+    batch = CompressedBatchCache([history(0, 0) for _ in lengths])
+    batch.prepare(lengths=lengths, right_padding=[longest - n for n in lengths])
+    for start in range(0, longest, chunk):
+        batch.update_and_fetch(k[:, :, start : start + chunk], v[:, :, start : start + chunk])
+    batch.finalize()
+    assert batch.offset.tolist() == lengths
+    for i, count in enumerate(lengths):
+        single = cache()
+        single.update_and_fetch(k[i : i + 1, :, :count], v[i : i + 1, :, :count])
+        a, _ = batch.extract(i).keys_and_values()
+        b, _ = single.keys_and_values()
+        assert mx.array_equal(a, b)
+
+
+def test_left_padding_shifts_positions_and_is_never_stored() -> None:
+    batch = CompressedBatchCache([history(0, 0), history(0, 0)])
+    batch.prepare(left_padding=[2, 0])
+    assert batch.offset.tolist() == [-2, 0]
+    q, k, v = tokens(5, batch=2)
+    mask = batch.make_mask(5)
+    keys, values = batch.update_and_fetch(k, v)
+    out = keys.step.attend(q, scale=SCALE, mask=mask)
+    dense = mx.fast.scaled_dot_product_attention(q, keys, values, scale=SCALE, mask=mask)
+    assert batch.offset.tolist() == [3, 5]
+    assert largest(out[0, :, :2]) == 0
+    assert largest((out - dense)[:, :, 2:]) < 1e-4
+    with pytest.raises(BatchError, match="empty batch"):
+        batch.prepare(left_padding=[1, 1])
+
+
+def test_windowed_and_array_masks_are_cut_to_each_row() -> None:
+    batch = history(30, 0).merge([history(30, 0), history(11, 1)])
+    q, k, v = tokens(4, batch=2)
+    for mask in (batch.make_mask(4, window_size=9), mx.array(np.array(batch.make_mask(4)))):
+        keys, values = batch.update_and_fetch(k, v)
+        out = keys.step.attend(q, scale=SCALE, mask=mask)
+        dense = mx.fast.scaled_dot_product_attention(q, keys, values, scale=SCALE, mask=mask)
+        assert largest(out - dense) < 1e-4
+        batch.trim(4)
+
+
+def test_filter_and_extend_move_whole_rows() -> None:
+    batch = history(5, 0).merge([history(n, n) for n in (5, 9, 60)])
+    batch.filter([2, 0])
+    assert batch.offset.tolist() == [60, 5]
+    batch.extend(history(7, 7).merge([history(7, 7)]))
+    assert batch.offset.tolist() == [60, 5, 7]
+    assert batch.size() == 60
+    other = CompressedBatchCache.from_state(batch.state)
+    assert other.offset.tolist() == [60, 5, 7]
+    assert batch.trim(6) == 6
+    assert batch.offset.tolist() == [54, 0, 1]
+
+
+def test_merging_copies() -> None:
+    single = history(30, 0)
+    batch = single.merge([single])
+    _, k, v = tokens(5)
+    batch.update_and_fetch(k, v)
+    assert single.offset == 30
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    from mlx_lm.models.cache import KVCache
+
+    with pytest.raises(BatchError, match="KVCache"):
+        history(1, 0).merge([history(1, 0), KVCache()])
+    with pytest.raises(BatchError, match="share method"):
+        history(1, 0).merge([history(1, 0), cache(evolve(LAYER, index=2))])
+    batch = history(1, 0).merge([history(1, 0)])
+    with pytest.raises(BatchError, match="has 1 rows"):
+        batch.update_and_fetch(mx.zeros((2, 2, 1, 32)), mx.zeros((2, 2, 1, 16)))
