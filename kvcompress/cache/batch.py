@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from attrs import frozen
 
 from kvcompress.attention.masks import Mask
@@ -208,8 +209,7 @@ class CompressedBatchCache:
             start = width - row.offset if row.offset else width + skip
             part = (slice(i, i + 1), slice(None), slice(skip, skip + take))
             if take:
-                tagged, _ = row.update_and_fetch(keys[part], values[part])
-                steps.append(tagged.step)
+                steps.append(row.advance(keys[part], values[part]))
             else:
                 steps.append(None if row.empty() else row.now())
             places.append(_Place(skip, take, start, start + row.offset))
@@ -235,7 +235,7 @@ class CompressedBatchCache:
 
     def filter(self, batch_indices: Any) -> None:
         """Keep these rows, in this order."""
-        keep = batch_indices.tolist() if isinstance(batch_indices, mx.array) else batch_indices
+        keep: list[int] = np.asarray(batch_indices).reshape(-1).tolist()
         self.rows = [self.rows[i] for i in keep]
         self._before = [self._before[i] for i in keep]
         self._left = None if self._left is None else [self._left[i] for i in keep]

@@ -90,6 +90,12 @@ class CompressedKVCache:
         Raises:
             ConfigError: Where the chunk does not fit the layer or what is already held.
         """
+        step = self.advance(keys, values)
+        dense_keys, dense_values = step.dense
+        return view(dense_keys, step, "key"), view(dense_values, step, "value")
+
+    def advance(self, keys: mx.array, values: mx.array) -> Step:
+        """Add a chunk; what its queries attend to."""
         self._check(keys, values)
         seen = self.offset + keys.shape[2]
         target = max(self.coded_at(seen), self.store.tokens)
@@ -104,8 +110,7 @@ class CompressedKVCache:
         step = Step(self.codec, blocks, constants, all_keys, all_values, sinks, self._budget)
         step.settle = [*self.exact.arrays(), *self.store.arrays(since=sealed)]
         self.offset = seen
-        dense_keys, dense_values = step.dense
-        return view(dense_keys, step, "key"), view(dense_values, step, "value")
+        return step
 
     def _coded_part(self) -> tuple[list[tuple[dict[str, mx.array], int]], int, int]:
         """Runs of codes, how many exact rows come before them, and the sealed runs' number."""

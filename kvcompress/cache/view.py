@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import mlx.core as mx
 
 if TYPE_CHECKING:
-    from kvcompress.cache.step import Step
+    from kvcompress.attention.masks import Mask
+
+
+class Attends(Protocol):
+    """What can attend for one forward step."""
+
+    def attend(
+        self,
+        queries: mx.array,
+        *,
+        scale: float,
+        mask: Mask = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """``(B, Hq, L, D)`` queries to ``(B, Hq, L, Dv)``."""
+        ...
 
 
 class View(mx.array):
     """A decoded K or V that has not been computed, tagged with the step that can attend for it."""
 
-    step: Step
+    step: Attends
     part: Literal["key", "value"]
 
 
-def view(dense: mx.array, step: Step, part: Literal["key", "value"]) -> View:
+def view(dense: mx.array, step: Attends, part: Literal["key", "value"]) -> View:
     """Tag ``dense``, ``(B, H, T, D)``; any operation on the view gives a plain array."""
     tagged = View(dense)
     tagged.step = step
