@@ -1,0 +1,91 @@
+"""``kvcompress generate``: write text with a compressed cache."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def generate(
+    prompt: Annotated[str, typer.Option(help="What to answer; - reads it from stdin.")],
+    method: Annotated[
+        str, typer.Option(metavar="METHOD[:OPTION=VALUE]...", help="The method, with options.")
+    ] = "turboquant",
+    model: Annotated[
+        str, typer.Option(help="smollm2-135m (fetched once), a folder, or a hub name.")
+    ] = "smollm2-135m",
+    dtype: Annotated[
+        str | None, typer.Option(help="Cast the model to float32, float16 or bfloat16.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 256,
+    temp: Annotated[
+        float, typer.Option(min=0.0, help="Temperature; 0 takes the most likely token.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the random choices.")] = 0,
+    raw: Annotated[
+        bool, typer.Option(help="Go on from the prompt as it is, without the chat template.")
+    ] = False,
+    calibration: Annotated[
+        Path | None, typer.Option(help="A calibration file, for a method that takes one.")
+    ] = None,
+) -> None:
+    """Write text with a method's cache; the text goes to stdout, one line of numbers to stderr."""
+    from kvcompress.compare.methods import method_of
+    from kvcompress.openblas import prefer_openblas
+
+    prefer_openblas()  # before anything imports mlx
+    chosen = method_of(method, None if calibration is None else str(calibration))
+    words = sys.stdin.read() if prompt == "-" else prompt
+
+    from kvcompress.models import load_model
+
+    loaded = load_model(model, dtype)
+    ids = _encode(loaded.tokenizer, words, raw)
+
+    import mlx.core as mx
+    from mlx_lm import stream_generate
+    from mlx_lm.sample_utils import make_sampler
+
+    mx.random.seed(seed)
+    caches = chosen.make_cache(loaded.model)
+    sampler = make_sampler(temp)
+    last: Any = None
+    for last in stream_generate(
+        loaded.model,
+        loaded.tokenizer,
+        ids,
+        max_tokens=max_tokens,
+        sampler=sampler,
+        prompt_cache=caches,
+    ):
+        sys.stdout.write(last.text)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    print(_statistics(last, caches, loaded.model), file=sys.stderr)
+
+
+def _encode(tokenizer: Any, words: str, raw: bool) -> list[int]:
+    from kvcompress.errors import ConfigError
+
+    if not words.strip():
+        raise ConfigError("generate: --prompt holds no text")
+    if raw or not tokenizer.has_chat_template:
+        return list(tokenizer.encode(words))
+    messages = [{"role": "user", "content": words}]
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True))
+
+
+def _statistics(last: Any, caches: list[Any], model: Any) -> str:
+    from kvcompress.compare.memory import memory_measures
+
+    tokens = max(getattr(cache, "offset", 0) for cache in caches)
+    measured = memory_measures(caches, model, tokens)
+    return (
+        f"prompt {last.prompt_tokens} tokens, {last.prompt_tps:.1f} tokens/s; "
+        f"text {last.generation_tokens} tokens, {last.generation_tps:.1f} tokens/s; "
+        f"cache {(measured['resident_bytes'] or 0) / 1e6:.2f} MB, "
+        f"{measured['times_smaller']:.2f} times smaller than float16"
+    )

@@ -1,0 +1,118 @@
+"""One method on a loaded model: what the protocol measures, all of it through the caches."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from attrs import frozen
+
+from kvcompress.compare.memory import active_bytes, memory_measures
+from kvcompress.compare.metrics import Measures, Metric, Tally
+from kvcompress.compare.plugins import Workload
+from kvcompress.compare.protocol import Protocol
+from kvcompress.compare.reference import Reference
+from kvcompress.compare.retrieval import retrieval
+from kvcompress.compare.session import Session
+
+
+@frozen
+class Evaluation:
+    """What came of a method.
+
+    Attributes:
+        measures: Numbers that are the same in every run.
+        timings: Numbers that are not.
+    """
+
+    measures: Measures
+    timings: Measures
+
+
+@frozen(eq=False)
+class Evaluator:
+    """Runs a protocol on a model, whatever makes the caches.
+
+    Attributes:
+        model: An mlx-lm model with its weights in memory.
+        tokenizer: Its tokenizer.
+        protocol: What to run.
+        metrics: Per-token metrics by name.
+        workloads: Further tasks by name.
+        reference: Full precision's log-probabilities.
+    """
+
+    model: Any
+    tokenizer: Any
+    protocol: Protocol
+    metrics: Mapping[str, Metric]
+    workloads: Mapping[str, Workload]
+    reference: Reference
+
+    def run(
+        self, make_caches: Callable[[], list[Any]], windows: Sequence[Sequence[int]]
+    ) -> Evaluation:
+        """Score every window, then run the tasks.
+
+        Args:
+            make_caches: Makes the caches of a new sequence.
+            windows: ``context + scored`` tokens each. Memory is counted in the first; decoding
+                goes on from the end of the last.
+        """
+        tally = Tally(self.metrics)
+        measures: Measures = {}
+        timings: Measures = {}
+        for index, window in enumerate(windows):
+            before = active_bytes()
+            mx.reset_peak_memory()
+            session = self._session(make_caches())
+            tally.start_window()
+            self._score(session, window, tally)
+            if index == 0:
+                measures["peak_bytes"] = int(mx.get_peak_memory()) - before
+                measures["active_bytes"] = active_bytes() - before
+                measures |= memory_measures(session.caches, self.model, len(window) - 1)
+            if index == len(windows) - 1:
+                timings |= self._time_decoding(session, window[-1])
+            del session  # before the next sequence's memory is counted
+        if self.protocol.retrieval:
+            session = self._session(make_caches())
+            measures |= retrieval(session, self.tokenizer, self.protocol.retrieval)
+        for name, workload in self.workloads.items():
+            session = self._session(make_caches())
+            measures[name] = float(workload.run(session, self.tokenizer, self.protocol))
+        return Evaluation({**tally.summary(), **measures}, timings)
+
+    def _session(self, caches: list[Any]) -> Session:
+        return Session(self.model, caches, self.protocol.chunk, self.protocol.step)
+
+    def _score(self, session: Session, window: Sequence[int], tally: Tally) -> None:
+        first = self.protocol.context
+        session.prefill(window[: first - 1])
+        # The last token of the context predicts the first scored one.
+        read, targets = window[first - 1 : -1], np.array(window[first:], dtype=np.int64)
+        done = 0
+        for rows in session.log_probs(read):
+            tally.add(self.reference.rows_for(rows), rows, targets[done : done + len(rows)])
+            done += len(rows)
+
+    def _time_decoding(self, session: Session, token: int) -> Measures:
+        """Tokens a second from the median step, so that a hiccup of the machine counts little."""
+        if not self.protocol.decode:
+            return {}
+        durations = list(_durations(session.greedy(token, self.protocol.decode + 1)))
+        # The first step also pays for what is made once.
+        return {"decode_tokens_per_second": 1 / statistics.median(durations[1:])}
+
+
+def _durations(steps: Iterator[object]) -> Iterator[float]:
+    """Seconds that each item took to come."""
+    last = time.perf_counter()
+    for _ in steps:
+        now = time.perf_counter()
+        yield now - last
+        last = now

@@ -1,0 +1,50 @@
+"""From the words of a command line to configured methods."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from kvcompress.cli.options import MethodSpec, parse_method
+from kvcompress.errors import CalibrationRequired, ConfigError
+
+if TYPE_CHECKING:
+    from kvcompress.method import CompressionMethod
+
+
+def method_of(words: str, calibration: str | None = None) -> CompressionMethod:
+    """The method that words stand for; a calibration goes to a method that takes one.
+
+    Raises:
+        ConfigError: The words stand for several configurations, or an option is not legal.
+        KVCompressError: As :func:`kvcompress.get_method`.
+    """
+    from kvcompress.registry import get_method, method_class
+
+    specs = parse_method(words)
+    if len(specs) != 1:
+        raise ConfigError(f"{words!r} stands for {len(specs)} configurations; one is wanted")
+    [spec] = specs
+    options: dict[str, Any] = dict(spec.options)
+    if calibration and "calibration" in inspect.signature(method_class(spec.name)).parameters:
+        options.setdefault("calibration", calibration)
+    return get_method(spec.name, **options)
+
+
+def expand(words: Iterable[str], calibration: str | None = None) -> list[MethodSpec]:
+    """Read words for methods into one configuration a row, each once.
+
+    Raises:
+        ConfigError: An option is not legal, or the options do not fit together.
+        KVCompressError: There is no such method, or it cannot be loaded.
+    """
+    specs: dict[str, MethodSpec] = {}
+    for word in words:
+        for spec in parse_method(word):
+            specs.setdefault(spec.label, spec)
+    for label in specs:
+        with contextlib.suppress(CalibrationRequired):  # a row of its own says so
+            method_of(label, calibration)
+    return list(specs.values())

@@ -1,0 +1,43 @@
+"""How a comparison gets on, shown on stderr."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from kvcompress.compare.report import Row
+from kvcompress.compare.runner import Observer
+
+
+class Progress(Observer):
+    """A line for each row that is done; on a terminal, a spinner beside the one being measured."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._status = self._console.status("")
+        self._total = 0
+        self._done = 0
+        self._since = 0.0
+
+    def begin(self, labels: Sequence[str]) -> None:
+        """Remember how many rows there will be."""
+        self._total = len(labels)
+
+    def row_starts(self, label: str) -> None:
+        """Show which row is being measured."""
+        self._since = time.perf_counter()
+        if self._console.is_terminal:
+            self._status.update(Text(f"{self._done + 1}/{self._total} {label}"))
+            self._status.start()
+
+    def row_ends(self, row: Row) -> None:
+        """Say how the row went."""
+        self._status.stop()
+        self._done += 1
+        seconds = time.perf_counter() - self._since
+        how = row.error or f"{seconds:.0f} s"
+        style = "red" if row.error else "dim"
+        self._console.print(Text(f"{self._done}/{self._total} {row.method}: {how}", style=style))

@@ -1,0 +1,173 @@
+"""Run a comparison: one fresh process a row, one after another."""
+
+from __future__ import annotations
+
+import datetime
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from kvcompress import errors
+from kvcompress.compare.job import Answer, Job
+from kvcompress.compare.methods import expand
+from kvcompress.compare.protocol import QUICK, Protocol
+from kvcompress.compare.provenance import distributions, file_identity, machine, versions
+from kvcompress.compare.report import Report, Row
+from kvcompress.errors import KVCompressError
+from kvcompress.models.embedded import NAME as EMBEDDED
+from kvcompress.models.embedded import ensure_demo_model
+from kvcompress.text import load_text
+
+FULL_PRECISION: Final = "fp16"
+"""The method whose predictions the others are held against."""
+
+YARDSTICKS: Final = (FULL_PRECISION, "affine:bits=4")
+"""Rows of every comparison."""
+
+DEFAULT_METHODS: Final = ("affine:bits=2", "turboquant:bits=4", "turboquant:bits=3,2")
+"""What a comparison runs beside the yardsticks when no method is named."""
+
+DEFAULT_TEXT: Final = "prose-eval"
+
+ROW_SECONDS: Final = 1800.0
+"""Time after which a row counts as hung."""
+
+
+class Observer:
+    """Is told how a comparison gets on; this one does nothing with it."""
+
+    def begin(self, labels: Sequence[str]) -> None:
+        """The comparison starts; ``labels`` are the words of its rows in order."""
+
+    def row_starts(self, label: str) -> None:
+        """A row's process is about to start."""
+
+    def row_ends(self, row: Row) -> None:
+        """A row is done, well or not."""
+
+
+def compare(
+    methods: Iterable[str] = DEFAULT_METHODS,
+    *,
+    model: str = EMBEDDED,
+    dtype: str | None = None,
+    text: str = DEFAULT_TEXT,
+    protocol: Protocol = QUICK,
+    calibration: str | None = None,
+    row_seconds: float = ROW_SECONDS,
+    command: str = "",
+    observer: Observer | None = None,
+) -> Report:
+    """Measure methods on a model, each in a process of its own.
+
+    A method that fails, crashes or hangs becomes a row that says so, and the others go on. Only
+    installed methods can take part: a fresh process does not know what was registered by hand.
+
+    Args:
+        methods: Words for methods, ``name:option=value``; several values make several rows.
+        model: Name of the model, as for :func:`kvcompress.models.load_model`.
+        dtype: Type to cast the model to.
+        text: A built-in text, a file or a folder.
+        protocol: What to run.
+        calibration: Path of a calibration file, for the methods that take one.
+        row_seconds: Time that a row may take.
+        command: The command line, for the record.
+        observer: Told as rows start and end.
+
+    Raises:
+        ConfigError: A method's words are not legal, or text and model are too short for the
+            protocol.
+        KVCompressError: The full-precision row failed, without which there is no comparison.
+    """
+    observer = observer or Observer()
+    started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
+    calibrated_by = file_identity(calibration)
+    specs = expand((*YARDSTICKS, *methods), calibration)
+    load_text(text)  # a missing file is told before anything heavy starts
+    if model == EMBEDDED:
+        ensure_demo_model()  # fetched once, with progress, and not on a row's time
+    labels = [spec.label for spec in specs]
+    rows: list[Row] = []
+    subject: dict[str, Any] = {}
+    observer.begin(labels)
+    with tempfile.TemporaryDirectory(prefix="kvcompress-") as scratch:
+        for label in labels:
+            job = Job(
+                method=label,
+                model=model,
+                dtype=dtype,
+                text=text,
+                calibration=calibration,
+                protocol=protocol,
+                reference=str(Path(scratch) / "reference.f32"),
+                record=not rows,
+            )
+            observer.row_starts(label)
+            answer = run_job(job, Path(scratch), row_seconds)
+            observer.row_ends(answer.row)
+            if not rows:
+                _must_succeed(answer.row)
+                subject = answer.subject
+            rows.append(answer.row)
+    added = subject.pop("added")
+    provenance = {
+        "versions": versions(),
+        "methods": distributions(spec.name for spec in specs),
+        **machine(),
+        **subject,
+        "calibration": calibrated_by,
+        "protocol": attrs.asdict(protocol),
+        "command": command,
+    }
+    seconds = round(time.perf_counter() - clock, 1)
+    when = {"started": started.isoformat(timespec="seconds"), "seconds": seconds}
+    return Report(provenance, tuple(rows), added, when)
+
+
+def run_job(job: Job, scratch: Path, seconds: float) -> Answer:
+    """Run one job in a fresh process; whatever goes wrong becomes the answer's row."""
+    job_path, answer_path = scratch / "job.json", scratch / "answer.json"
+    job.save(job_path)
+    answer_path.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "kvcompress.compare.worker", str(job_path), str(answer_path)]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(Row(job.method, error=f"TimeOut: not done after {seconds:.0f} s; stopped"))
+    if answer_path.exists() and done.returncode == 0:
+        return Answer.load(answer_path)
+    return Answer(Row(job.method, error=_crash(done.returncode, done.stderr)))
+
+
+def _crash(code: int, stderr: str) -> str:
+    """How a process ended that left no answer, with the last thing it said."""
+    end = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+    said = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return ": ".join(["Crash", end, *said[-1:]])
+
+
+def _must_succeed(row: Row) -> None:
+    """Raise what the full-precision row ended with, as the kind of error that it was."""
+    if not row.error:
+        return
+    kind, _, text = row.error.partition(": ")
+    cls = getattr(errors, kind, None)
+    if isinstance(cls, type) and issubclass(cls, KVCompressError):
+        raise cls(text)
+    raise KVCompressError(f"the full-precision row failed: {row.error}")

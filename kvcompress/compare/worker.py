@@ -1,0 +1,105 @@
+"""One row in a fresh process: ``python -m kvcompress.compare.worker JOB.json ANSWER.json``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from kvcompress.compare.job import Answer, Job
+from kvcompress.compare.methods import method_of
+from kvcompress.compare.report import Row
+from kvcompress.errors import ConfigError
+
+
+def main(job_path: Path, answer_path: Path) -> None:
+    """Measure the row of a job; an error becomes the answer's row."""
+    from kvcompress.openblas import prefer_openblas
+
+    prefer_openblas()  # before anything imports mlx
+    job = Job.load(job_path)
+    start = time.perf_counter()
+    try:
+        answer = measure(job)
+    except Exception as error:  # the other rows must go on
+        answer = Answer(Row(job.method, error=one_line(error)))
+    seconds = time.perf_counter() - start
+    row = attrs.evolve(answer.row, timings={**answer.row.timings, "seconds": seconds})
+    attrs.evolve(answer, row=row).save(answer_path)
+
+
+def measure(job: Job) -> Answer:
+    """Load the model and run the protocol on one method.
+
+    Raises:
+        KVCompressError: The method, the model or the text cannot be had, or do not fit together.
+    """
+    import mlx.core as mx
+
+    from kvcompress.compare.evaluate import Evaluator
+    from kvcompress.compare.metrics import METRICS
+    from kvcompress.compare.plugins import added_metrics, added_workloads
+    from kvcompress.compare.reference import Playback, Recording
+    from kvcompress.models import load_model
+    from kvcompress.text import encode, load_text
+
+    method = method_of(job.method, job.calibration)
+    text = load_text(job.text)
+    loaded = load_model(job.model, job.dtype)
+    mx.eval(loaded.model.parameters())  # a cast left lazy would count as the cache's memory
+    ids = encode(loaded.tokenizer, text.content)
+    windows = job.protocol.take_windows(ids, loaded.tokenizer.encode(""))
+    check_positions(loaded.model, job)
+    metrics, workloads = added_metrics(), added_workloads()
+    evaluator = Evaluator(
+        model=loaded.model,
+        tokenizer=loaded.tokenizer,
+        protocol=job.protocol,
+        metrics={**METRICS, **metrics},
+        workloads=workloads,
+        reference=(Recording if job.record else Playback)(Path(job.reference)),
+    )
+    outcome = evaluator.run(lambda: method.make_cache(loaded.model), windows)
+    return Answer(
+        Row(job.method, method.config(), measures=outcome.measures, timings=outcome.timings),
+        {
+            "model": {
+                "name": loaded.name,
+                "dtype": loaded.dtype,
+                "fingerprint": loaded.fingerprint,
+                "device": str(mx.default_device()),
+            },
+            "text": {"name": text.name, "sha256": text.sha256, "tokens": len(ids)},
+            "added": {
+                name: {"title": added.title, "help": added.help}
+                for group in (metrics, workloads)
+                for name, added in group.items()
+            },
+        },
+    )
+
+
+def check_positions(model: Any, job: Job) -> None:
+    """Refuse a protocol that is longer than the model was made for.
+
+    Raises:
+        ConfigError: It is.
+    """
+    limit = getattr(getattr(model, "args", None), "max_position_embeddings", None)
+    if isinstance(limit, int) and job.protocol.longest > limit:
+        raise ConfigError(
+            f"protocol {job.protocol.name}: needs {job.protocol.longest} positions, and "
+            f"{job.model} has {limit}; give a shorter --context"
+        )
+
+
+def one_line(error: BaseException) -> str:
+    """An error's kind and text on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
