@@ -1,0 +1,84 @@
+"""The pass itself: run the model over the windows with recording caches in place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import mlx.core as mx
+
+from kvcompress.cache.dispatch import install
+from kvcompress.cache.trace import trace
+from kvcompress.calibrate.recorder import SKIP, LayerRecorder, RecordingCache
+from kvcompress.calibrate.samples import LayerSamples
+from kvcompress.calibrate.selection import choose_rows
+from kvcompress.errors import UnsupportedModel
+from kvcompress.layers import LayerSpec
+
+SAMPLE_TOKENS: Final = 8192
+SAMPLE_BYTES: Final = 2 << 30
+QUERY_TOKENS: Final = 1024
+
+Progress = Callable[[str, int, int], None]
+"""Told of each step: what is being done, how much is done, out of how much."""
+
+
+def record(
+    model: Any,
+    windows: list[list[int]],
+    *,
+    seed: int = 0,
+    sample: int = SAMPLE_TOKENS,
+    progress: Progress | None = None,
+) -> list[LayerSamples]:
+    """Record every layer that can be compressed in one pass over the windows.
+
+    The sample is at most ``sample`` tokens and ``SAMPLE_BYTES`` bytes over all layers; moments are
+    over all tokens. The model's output layer is never computed.
+
+    Args:
+        model: An mlx-lm model.
+        windows: Token ids; each window starts with fresh caches.
+        seed: Chooses the sampled tokens.
+        sample: Tokens to sample.
+        progress: Told of each window, in tokens.
+
+    Raises:
+        UnsupportedModel: No layer can be compressed, or the model computes no finite numbers.
+    """
+    slots = [slot for slot in trace(model) if slot.kind == "compress"]
+    recorders = {slot.index: LayerRecorder(slot.layer) for slot in slots if slot.layer}
+    if not recorders:
+        raise UnsupportedModel("calibrate: no layer of the model keeps a cache to compress")
+    sample = min(sample, SAMPLE_BYTES // sum(_row_bytes(r.layer) for r in recorders.values()))
+    lengths = [len(window) for window in windows]
+    chosen = choose_rows(lengths, sample, skip=SKIP, seed=seed)
+    chosen_queries = choose_rows(lengths, QUERY_TOKENS, skip=SKIP, seed=seed)
+    done, total = 0, sum(lengths)
+    lease = install(model)
+    try:
+        for window, rows, query_rows in zip(windows, chosen, chosen_queries, strict=True):
+            if progress:
+                progress("recording", done, total)
+            caches = _own_caches(model)
+            for index, recorder in recorders.items():
+                caches[index] = RecordingCache(caches[index], recorder, rows, query_rows)
+            # Recording computes each layer as it is reached; the logits stay lazy and are dropped.
+            model(mx.array(window)[None], cache=caches)
+            done += len(window)
+    finally:
+        lease.release()
+    if progress:
+        progress("recording", done, total)
+    return [recorder.finish() for recorder in recorders.values()]
+
+
+def _own_caches(model: Any) -> list[Any]:
+    """What the model's class makes, also while a method is attached to the model."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    return list(make_prompt_cache(model))
+
+
+def _row_bytes(layer: LayerSpec) -> int:
+    return 4 * layer.kv_heads * (layer.head_dim + layer.value_dim)

@@ -1,0 +1,106 @@
+"""Fitting one method to all layers, and measuring what came of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcompress.calibrate.calibration import Fit
+from kvcompress.calibrate.capture import Progress
+from kvcompress.calibrate.contract import REPORT, FitKey, fit_key
+from kvcompress.calibrate.samples import LayerSamples
+from kvcompress.errors import BrokenPlugin
+
+
+def fit_layers(
+    method: Any, samples: list[LayerSamples], seed: int, progress: Progress | None = None
+) -> Fit:
+    """Fit a method to every layer, each with a seed of its own.
+
+    Raises:
+        BrokenPlugin: The method returns something that is no table.
+    """
+    key = fit_key(method)
+    tables, report = {}, {}
+    for done, one in enumerate(samples):
+        if progress:
+            progress(f"fitting {method.name}", done, len(samples))
+        index = one.layer.index
+        fitted = method.fit(one, seed=seed_of(key, index, seed))
+        where = f"{method.name}: fit of layer {index}"
+        if not isinstance(fitted, Mapping):
+            raise BrokenPlugin(f"{where} must return a dict (got {type(fitted).__name__})")
+        tables[index] = {
+            name: _table(where, name, table)
+            for name, table in fitted.items()
+            if not name.startswith(REPORT)
+        }
+        report[index] = {
+            name.removeprefix(REPORT): rounded(number)
+            for name, number in fitted.items()
+            if name.startswith(REPORT)
+        }
+    if progress:
+        progress(f"fitting {method.name}", len(samples), len(samples))
+    return Fit(key, tables, report)
+
+
+def seed_of(key: FitKey, layer: int, seed: int) -> int:
+    """The seed of one method and layer: 32 bits that depend on nothing else."""
+    text = f"{seed} {layer} {key.method} {key.options}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+
+def _table(where: str, name: str, table: Any) -> NDArray[Any]:
+    if not isinstance(table, np.ndarray) or table.dtype.kind not in "fiu" or table.ndim == 0:
+        raise BrokenPlugin(f"{where}: {name} must be a NumPy array of numbers (got {table!r:.60})")
+    kept = table.astype(np.float32) if table.dtype == np.float64 else np.array(table)
+    if not np.isfinite(kept).all():
+        raise BrokenPlugin(f"{where}: {name} is not finite in {kept.dtype}")
+    kept.setflags(write=False)
+    return kept
+
+
+def measure(method: Any, held: LayerSamples) -> dict[str, float]:
+    """How far off tokens are that a layer's tables were not fitted to.
+
+    Args:
+        method: The method with its calibration.
+        held: The tokens.
+
+    Returns:
+        ``key_spread`` and ``value_spread``: mean squared distance, a head and token, to the
+        head's mean, which is what coding by the mean alone would cost; ``key_error`` and
+        ``value_error``: mean squared distance to what the codes stand for.
+    """
+    layer, moments = held.layer, held.moments
+    codec = method.bind(layer)
+    post = held.post_keys()
+    keys = mx.array(post).swapaxes(0, 1)[None].astype(layer.mx_dtype)
+    values = mx.array(held.values).swapaxes(0, 1)[None].astype(layer.mx_dtype)
+    places = [int(p) for p in held.positions]
+    decoded = codec.decode(codec.encode(keys, values, places), places)
+    key_rows, value_rows = (
+        np.array(x[0].astype(mx.float32)).swapaxes(0, 1).astype(np.float64) for x in decoded
+    )
+    return {
+        "key_spread": rounded(_square(held.keys - moments.key_mean)),
+        "key_error": rounded(_square(post - key_rows)),
+        "value_spread": rounded(_square(held.values - moments.value_mean)),
+        "value_error": rounded(_square(held.values - value_rows)),
+    }
+
+
+def _square(x: NDArray[Any]) -> float:
+    """Mean over tokens and heads of the squared length."""
+    return float(np.square(x.astype(np.float64)).sum(axis=-1).mean()) if x.size else 0.0
+
+
+def rounded(number: Any) -> float:
+    """Six digits, which round-off does not reach."""
+    return float(f"{float(number):.6g}")

@@ -1,0 +1,150 @@
+"""``kvcompress calibrate``: fit methods to a model and a text, and write the calibration file."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kvcompress.calibrate.calibration import Calibration, Fit
+    from kvcompress.calibrate.capture import Progress
+
+MODEL = "smollm2-135m"
+
+
+def calibrate(
+    method: Annotated[
+        list[str],
+        typer.Option(
+            metavar="METHOD",
+            help="What to fit: NAME[:OPTION=VALUE]..., or several bare names with commas between. "
+            "May be given again.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    model: Annotated[str, typer.Option(help="smollm2-135m, a folder or a hub name.")] = MODEL,
+    text: Annotated[
+        str, typer.Option(help="prose-calibration, code-calibration, a file or a folder.")
+    ] = "prose-calibration",
+    tokens: Annotated[int, typer.Option(help="Tokens to read at most.")] = 16384,
+    seed: Annotated[int, typer.Option(help="For the sample and the fits.")] = 0,
+) -> None:
+    """Fit the tables of methods to a model and a text, and write them to a file."""
+    from kvcompress.openblas import prefer_openblas
+
+    prefer_openblas()
+
+    from kvcompress.calibrate.api import calibrate as run
+    from kvcompress.calibrate.api import configured
+    from kvcompress.calibrate.file import check_writable
+    from kvcompress.models import load_model
+    from kvcompress.text import load_text
+
+    # What can be wrong in the call is found before minutes are spent.
+    check_writable(out)
+    methods = configured(split_names(method))
+    source = load_text(text)
+    loaded = load_model(model)
+    with _told() as progress, _plain_warnings():
+        calibration = run(
+            loaded.model,
+            loaded.tokenizer,
+            source,
+            methods,
+            seed=seed,
+            tokens=tokens,
+            progress=progress,
+        )
+    calibration.save(out)
+    _show(calibration, out, tokens)
+
+
+def split_names(words: list[str]) -> list[str]:
+    """Split bare names at commas; with options, a comma separates an option's values."""
+    return [part for word in words for part in ([word] if ":" in word else word.split(",")) if part]
+
+
+@contextmanager
+def _told() -> Iterator[Progress]:
+    """A bar on standard error for each step."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+        tasks = {}
+
+        def told(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                tasks[step] = bar.add_task(step, total=total)
+            bar.update(tasks[step], completed=done)
+
+        yield told
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Print warnings as this program's lines."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for warning in caught:
+        typer.echo(f"warning: {warning.message}", err=True)
+
+
+def _show(calibration: Calibration, out: Path, asked: int) -> None:
+    from rich.console import Console
+
+    console = Console()
+    read = calibration.provenance["tokens"]
+    ended = f" of {asked:,} asked for: the text has no more" if read < asked else ""
+    if calibration.fits:
+        console.print(fit_table(calibration))
+        console.print("Errors are of tokens that were not fitted to, relative to their variance.")
+    console.print(
+        f"{len(calibration.layers)} layers, {read:,} tokens{ended}, "
+        f"recorded in {calibration.seconds:.0f} s",
+        highlight=False,
+    )
+    console.print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)
+
+
+def fit_table(calibration: Calibration) -> Table:
+    """The fit report, one row a method and set of options."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("method", "fitted for", "key error", "value error", "dead", "seconds")
+    for fit in calibration.fits:
+        dead = [row["dead_centroids"] for row in fit.report.values() if "dead_centroids" in row]
+        options = ", ".join(f"{name}={value}" for name, value in fit.key.values.items())
+        table.add_row(
+            Text(fit.key.method),
+            Text(options),
+            _spread_of(fit, "key"),
+            _spread_of(fit, "value"),
+            f"{sum(dead):.0f}" if dead else "-",
+            f"{fit.seconds:.0f}",
+        )
+    return table
+
+
+def _spread_of(fit: Fit, part: str) -> str:
+    """Median and worst layer of the relative error."""
+    shares = {
+        index: row[f"{part}_error"] / row[f"{part}_spread"]
+        for index, row in fit.report.items()
+        if row[f"{part}_spread"] > 0
+    }
+    if not shares:
+        return "-"
+    worst = max(shares, key=lambda index: shares[index])
+    return f"{median(shares.values()):.3f} (layer {worst}: {shares[worst]:.3f})"
