@@ -121,7 +121,7 @@ def _plain_bytes(caches: Sequence[Any], model: Any, context: int) -> int:
     from mlx_lm.models.cache import make_prompt_cache
 
     from kvcompress.cache.kvcache import CompressedKVCache
-    from kvcompress.compare.memory import feed_unevaluated, state_arrays
+    from kvcompress.compare.memory import feed_unevaluated, held
 
     own = make_prompt_cache(model)
     mixed = [
@@ -130,4 +130,4 @@ def _plain_bytes(caches: Sequence[Any], model: Any, context: int) -> int:
     ]
     feed_unevaluated(model, mixed, context)
     others = [c for c, plain in zip(mixed, own, strict=True) if c is not plain]
-    return sum(int(array.nbytes) for array in state_arrays(others))
+    return sum(int(array.nbytes) for array in held(others))

@@ -71,19 +71,20 @@ def memory_measures(caches: Sequence[Any], model: Any, tokens: int) -> Measures:
     }
 
 
-def held_values(caches: Sequence[Any]) -> int:
-    """Numbers that mlx-lm's own caches keep for the tokens they hold; nothing is computed."""
-    return sum(array.size for array in state_arrays(caches))
-
-
-def state_arrays(caches: Sequence[Any]) -> Iterator[mx.array]:
-    """Every array in the states of caches, without the room they keep for tokens to come."""
+def held(caches: Sequence[Any]) -> Iterator[mx.array]:
+    """What mlx-lm's own caches hold of their tokens, without the room for tokens to come."""
     from mlx.utils import tree_flatten
 
     for cache in caches:
+        if isinstance(inner := getattr(cache, "caches", None), tuple | list):
+            yield from held(inner)
+            continue
+        offset = getattr(cache, "offset", None)
         for leaf in dict(tree_flatten(cache.state)).values():
-            if isinstance(leaf, mx.array):
-                yield leaf
+            if not isinstance(leaf, mx.array):
+                continue
+            grows = isinstance(offset, int) and leaf.ndim == 4  # (B, heads, tokens, channels)
+            yield leaf[:, :, :offset] if grows else leaf
 
 
 def plain_values(model: Any, tokens: int) -> int:
@@ -96,7 +97,7 @@ def plain_values(model: Any, tokens: int) -> int:
 
     caches = make_prompt_cache(model)
     feed_unevaluated(model, caches, tokens)
-    return held_values(caches)
+    return sum(array.size for array in held(caches))
 
 
 def feed_unevaluated(model: Any, caches: Sequence[Any], tokens: int) -> None:

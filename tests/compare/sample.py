@@ -1,0 +1,47 @@
+"""A small made-up report."""
+
+from __future__ import annotations
+
+import attrs
+
+from kvcompress.compare.protocol import QUICK
+from kvcompress.compare.report import Report, Row
+
+
+def measured(method: str, bits: float, kl: float) -> Row:
+    return Row(
+        method,
+        {"bits": bits},
+        measures={
+            "bits_per_value": bits,
+            "kl": kl,
+            "kl_se": kl / 10 or None,
+            "nll_change": kl - 0.01,
+            "top1": 0.95,
+            "resident_bytes": 1_500_000,
+            "times_smaller": 16 / bits,
+            "tokens": 1535,
+            "peak_bytes": 20_000_000,
+            "surprise": 0.25,
+        },
+        timings={"decode_tokens_per_second": 9.5},
+    )
+
+
+def sample_report() -> Report:
+    return Report(
+        {
+            "model": {"name": "tiny", "dtype": "float32"},
+            "text": {"name": "prose-eval", "sha256": "0"},
+            "protocol": attrs.asdict(QUICK),
+        },
+        (
+            measured("fp16", 32, 0.0),
+            measured("affine:bits=4", 6.5, 0.006),
+            measured("affine:bits=2", 5.0, 0.26),
+            measured("toys:turboquant:bits=2", 4.0, 0.04),
+            Row("toy|x", error="CalibrationRequired: toy: make one"),
+        ),
+        {"surprise": {"title": "surprise", "help": "how surprised it is"}},
+        {"started": "2030-01-01T00:00:00+00:00", "seconds": 60.0},
+    )
