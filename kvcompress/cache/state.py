@@ -46,7 +46,23 @@ def pack_state(cache: CompressedKVCache) -> State:
     identity = _identity(cache)
     key = _key(identity)
     _methods[key], _codecs[key] = cache.method, cache.codec
-    exact, store = cache.exact, cache.store
+    return _packed(identity, cache, cache.exact, cache.store)
+
+
+def compact_state(cache: CompressedKVCache) -> State:
+    """The same without room to grow, for a file."""
+    exact = ExactRows()
+    if cache.exact.used:
+        exact = ExactRows(*cache.exact.rows(), cache.exact.used)
+    blocks = [fields for fields, _ in cache.store.blocks()]
+    tail = blocks.pop() if cache.store.used else {}
+    store = CodeStore(cache.codec.schema, blocks, tail, cache.store.used)
+    return _packed(_identity(cache), cache, exact, store)
+
+
+def _packed(
+    identity: dict[str, Any], cache: CompressedKVCache, exact: ExactRows, store: CodeStore
+) -> State:
     counts = {
         "offset": cache.offset,
         "exact": exact.used,

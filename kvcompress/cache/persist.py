@@ -1,0 +1,214 @@
+"""Save a model's caches to one file at their packed size, and go on from it later."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_unflatten
+from safetensors import SafetensorError, safe_open
+
+from kvcompress.cache.kvcache import CompressedKVCache
+from kvcompress.cache.state import compact_state
+from kvcompress.errors import CacheFileError, ConfigError
+
+if TYPE_CHECKING:
+    from kvcompress.method import CompressionMethod
+
+FORMAT = "kvcompress-cache"
+VERSION = 1
+_SUFFIX = ".safetensors"
+
+
+def save_cache(
+    path: str | os.PathLike[str],
+    caches: Sequence[Any],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write caches to a ``.safetensors`` file: codes packed, nothing for room to grow.
+
+    The file is written beside its place and moved there when it is whole, so an older file
+    survives a failure.
+
+    Args:
+        path: Where to, ending in ``.safetensors``.
+        caches: What ``make_cache`` returned, plain entries among them.
+        metadata: Strings to keep with it, such as the model's name.
+
+    Raises:
+        ConfigError: For another suffix, metadata that are not strings, or no compressed cache.
+    """
+    target = _checked_path(path)
+    if not any(isinstance(cache, CompressedKVCache) for cache in caches):
+        raise ConfigError("save_cache: caches must hold at least one compressed cache")
+    notes = dict(metadata or {})
+    if not all(isinstance(k, str) and isinstance(v, str) for k, v in notes.items()):
+        raise ConfigError("save_cache: metadata must map strings to strings")
+    arrays: dict[str, mx.array] = {}
+    entries = [_describe(i, cache, arrays) for i, cache in enumerate(caches)]
+    header = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "entries": json.dumps(entries, sort_keys=True),
+        "metadata": json.dumps(notes, sort_keys=True),
+    }
+    mx.eval(list(arrays.values()))
+    _write(target, arrays, header)
+
+
+def _describe(index: int, cache: Any, arrays: dict[str, mx.array]) -> dict[str, Any]:
+    """One entry's header; its arrays go into ``arrays``."""
+    compressed = isinstance(cache, CompressedKVCache)
+    state = compact_state(cache) if compressed else cache.state
+    leaves: dict[str, Any] = {}
+    flat: list[tuple[str, Any]] = tree_flatten(state, prefix=f"{index}")  # type: ignore[assignment]
+    for key, leaf in flat:
+        if isinstance(leaf, mx.array):
+            arrays[key] = leaf
+        else:
+            leaves[key] = leaf
+    return {"class": type(cache).__name__, "compressed": compressed, "leaves": leaves}
+
+
+def _write(target: Path, arrays: dict[str, mx.array], header: dict[str, str]) -> None:
+    handle, name = tempfile.mkstemp(suffix=_SUFFIX, prefix=f".{target.stem}-", dir=target.parent)
+    os.close(handle)
+    try:
+        mx.save_safetensors(name, arrays, header)
+        with open(name, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def load_cache(
+    path: str | os.PathLike[str],
+    model: Any,
+    *,
+    method: CompressionMethod | None = None,
+    calibration: Any = None,
+) -> list[Any]:
+    """Caches that go on where :func:`save_cache` left off.
+
+    Args:
+        path: The file.
+        model: The model that the caches are for.
+        method: The method that wrote them, where its options hold arrays; otherwise it is made
+            from the file.
+        calibration: The calibration that the method was made with, or its path.
+
+    Returns:
+        One cache a layer, for ``prompt_cache=``.
+
+    Raises:
+        CacheFileError: The file is missing, truncated, foreign, of another version, or made
+            with another model, method or calibration.
+        CalibrationRequired: The method needs its calibration.
+    """
+    from kvcompress.cache.attach import make_cache
+
+    source = _checked_path(path)
+    entries, arrays = _read(source)
+    method = method or _method_of(source, entries, calibration)
+    caches = make_cache(method, model)
+    if len(caches) != len(entries):
+        raise CacheFileError(
+            f"{source}: made for a model with {len(entries)} caches (this one has {len(caches)})"
+        )
+    return [
+        _restored(source, i, cache, entry, arrays)
+        for i, (cache, entry) in enumerate(zip(caches, entries, strict=True))
+    ]
+
+
+def _restored(
+    source: Path, index: int, cache: Any, entry: dict[str, Any], arrays: dict[str, mx.array]
+) -> Any:
+    if entry["class"] != type(cache).__name__:
+        raise CacheFileError(
+            f"{source}: entry {index} is a {entry['class']}, but this model and method need a "
+            f"{type(cache).__name__}"
+        )
+    own = f"{index}."
+    leaves = [(k[len(own) :], v) for k, v in entry["leaves"].items()]
+    leaves += [(k[len(own) :], v) for k, v in arrays.items() if k.startswith(own)]
+    state = tree_unflatten(sorted(leaves, key=lambda leaf: [int(p) for p in leaf[0].split(".")]))
+    if entry["compressed"]:
+        cache.state = tuple(state)
+        return cache
+    return type(cache).from_state(state)
+
+
+def _method_of(source: Path, entries: list[dict[str, Any]], calibration: Any) -> CompressionMethod:
+    from kvcompress.registry import get_method
+
+    headers = [e["leaves"] for e in entries if e["compressed"]]
+    first = next(iter(headers))
+    identity = json.loads(next(v for k, v in first.items() if k.endswith(".0")))["identity"]
+    options = dict(identity["config"])
+    if calibration is not None:
+        options["calibration"] = calibration
+    try:
+        method: CompressionMethod = get_method(identity["method"], **options)
+    except ConfigError as error:
+        raise CacheFileError(
+            f"{source}: {identity['method']} cannot be made again from the file ({error}); give "
+            f"it: load_cache(path, model, method=...)"
+        ) from error
+    return method
+
+
+def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The strings that were saved with a file.
+
+    Raises:
+        CacheFileError: Where the file is not a whole one of ours.
+    """
+    notes: dict[str, str] = json.loads(_header(_checked_path(path))["metadata"])
+    return notes
+
+
+def _header(source: Path) -> dict[str, str]:
+    if not source.is_file():
+        raise CacheFileError(f"{source}: no such file")
+    try:
+        with safe_open(source, framework="numpy") as file:  # checks that the file is whole
+            header: dict[str, str] = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise CacheFileError(f"{source}: not a whole safetensors file ({error})") from error
+    if header.get("format") != FORMAT:
+        raise CacheFileError(
+            f"{source}: not written by kvcompress.save_cache "
+            f"(mlx_lm's load_prompt_cache reads mlx-lm's own files)"
+        )
+    if header.get("version") != str(VERSION):
+        raise CacheFileError(
+            f"{source}: has format version {header.get('version')}; this version reads {VERSION}"
+        )
+    return header
+
+
+def _read(source: Path) -> tuple[list[dict[str, Any]], dict[str, mx.array]]:
+    """Header entries and evaluated arrays of a whole file."""
+    header = _header(source)
+    try:
+        entries: list[dict[str, Any]] = json.loads(header["entries"])
+        arrays: dict[str, mx.array] = mx.load(str(source))  # type: ignore[assignment]
+        mx.eval(list(arrays.values()))
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise CacheFileError(f"{source}: cannot be read ({error})") from error
+    return entries, arrays
+
+
+def _checked_path(path: str | os.PathLike[str]) -> Path:
+    target = Path(path)
+    if target.suffix != _SUFFIX:
+        raise ConfigError(f"the cache file must end in {_SUFFIX} (got {os.fspath(path)!r})")
+    return target
