@@ -1,40 +1,56 @@
-"""Lazy arrays that remember the cache they came from."""
+"""Lazy arrays that remember the step they came from, so that attention can find its codes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import mlx.core as mx
 
-if TYPE_CHECKING:
-    from kvcompress.attention.masks import Mask
+Part = Literal["key", "value"]
 
 
 class Attends(Protocol):
-    """What can attend for one forward step."""
+    """What a view leads to: the tokens of one step, which answer queries without being decoded."""
 
     def attend(
         self,
         queries: mx.array,
         *,
         scale: float,
-        mask: Mask = None,
+        mask: mx.array | str | None = None,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        """``(B, Hq, L, D)`` queries to ``(B, Hq, L, Dv)``."""
+        """Attention of ``(B, Hq, L, D)`` queries over the step's tokens: ``(B, Hq, L, Dv)``."""
         ...
 
 
 class View(mx.array):
-    """A decoded K or V that has not been computed, tagged with the step that can attend for it."""
+    """A decoded K or V that has not been computed, tagged with the step that can attend for it.
+
+    Whoever computes with it has the dense array, and any operation on it gives a plain one.
+    """
 
     step: Attends
-    part: Literal["key", "value"]
+    part: Part
 
 
-def view(dense: mx.array, step: Attends, part: Literal["key", "value"]) -> View:
-    """Tag ``dense``, ``(B, H, T, D)``; any operation on the view gives a plain array."""
+def view(dense: mx.array, step: Attends, part: Part) -> View:
+    """Tag ``dense``, ``(B, H, T, D)``, without computing or copying it."""
     tagged = View(dense)
+    tagged[...] = dense  # the constructor alone would copy the array once it is computed
     tagged.step = step
     tagged.part = part
     return tagged
+
+
+def step_of(keys: object, values: object) -> Attends | None:
+    """The step behind a pair that attention was given as keys and values.
+
+    Returns:
+        ``None`` unless they are the keys and the values of one and the same step.
+    """
+    if type(keys) is not View or type(values) is not View:
+        return None
+    if keys.step is not values.step or keys.part != "key" or values.part != "value":
+        return None
+    return keys.step

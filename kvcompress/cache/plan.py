@@ -1,0 +1,138 @@
+"""What a method makes of a model: which entries it compresses, and with which codec."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from attrs import frozen
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import KVCache
+
+from kvcompress.cache.dispatch import Lease, install
+from kvcompress.cache.kvcache import CompressedKVCache
+from kvcompress.cache.native import native_caches
+from kvcompress.cache.slot import Slot
+from kvcompress.cache.trace import trace
+from kvcompress.codec import KVCodec
+from kvcompress.errors import ConfigError, UnsupportedModel
+from kvcompress.method import CompressionMethod
+
+_log = logging.getLogger("kvcompress")
+_told: set[str] = set()
+
+
+@frozen(eq=False)
+class Plan:
+    """A method bound to the layers of a model.
+
+    Attributes:
+        method: The method.
+        slots: What the trace says of each entry of the model's list of caches.
+        codecs: The codec of each entry that is compressed, by its place in the list.
+        lease: Keeps the model's attention hooked.
+    """
+
+    method: CompressionMethod
+    slots: tuple[Slot, ...]
+    codecs: dict[int, KVCodec]
+    lease: Lease
+
+    def caches(self, model: Module) -> list[Any]:
+        """A fresh list of caches for one conversation.
+
+        Raises:
+            UnsupportedModel: The model no longer makes the caches that were traced.
+        """
+        caches = native_caches(model)
+        if len(caches) != len(self.slots):
+            raise UnsupportedModel(
+                f"{self.method.name}: the model makes {len(caches)} caches, but made "
+                f"{len(self.slots)} when its layers were learnt"
+            )
+        return [
+            self._compressed(slot, cache) if slot.index in self.codecs else cache
+            for slot, cache in zip(self.slots, caches, strict=True)
+        ]
+
+    def _compressed(self, slot: Slot, cache: Any) -> CompressedKVCache:
+        if type(cache) is not KVCache or slot.layer is None:
+            raise UnsupportedModel(
+                f"{self.method.name}: entry {slot.index} of the model's caches is a "
+                f"{type(cache).__name__}, but was a KVCache when its layers were learnt"
+            )
+        return CompressedKVCache(
+            method=self.method,
+            layer=slot.layer,
+            codec=self.codecs[slot.index],
+            lease=self.lease,
+        )
+
+
+def make_plan(method: CompressionMethod, model: Module) -> Plan:
+    """Bind a method to every layer that it compresses, and say which ones stay plain.
+
+    Args:
+        method: A configured method.
+        model: An mlx-lm model.
+
+    Raises:
+        UnsupportedModel: No layer can be compressed.
+        ConfigError: ``skip_layers`` leaves none, or the method does not fit a layer.
+    """
+    slots = trace(model)
+    fit = [slot for slot in slots if slot.kind == "compress"]
+    if not fit:
+        raise UnsupportedModel(
+            f"{method.name}: no layer of {_kind(model)} can be compressed: {_reasons(slots)}"
+        )
+    first, last = method.skip_layers
+    chosen = fit[first : max(len(fit) - last, first)]
+    if not chosen:
+        raise ConfigError(
+            f"{method.name}: skip_layers must leave one of the {len(fit)} layers that can be "
+            f"compressed (got {first}, {last})"
+        )
+    codecs = {slot.index: method.bind(slot.layer) for slot in chosen if slot.layer}
+    _tell(method, model, slots, codecs)
+    return Plan(method, slots, codecs, install(model))
+
+
+def _tell(
+    method: CompressionMethod, model: Module, slots: tuple[Slot, ...], codecs: dict[int, KVCodec]
+) -> None:
+    """Log once what is compressed; a warning where an entry stays plain, or is only half served."""
+    text = (
+        f"{method.name} on {_kind(model)}: {len(codecs)} of {len(slots)} layers compressed "
+        f"({_ranges(sorted(codecs))})"
+    )
+    left = _reasons(tuple(slot for slot in slots if slot.kind != "compress"))
+    blind = _reasons(tuple(slot for slot in slots if slot.index in codecs and slot.reason))
+    text += f"; left as the model makes them: {left}" if left else ""
+    text += f"; compressed at rest only: {blind}" if blind else ""
+    if text not in _told:
+        _told.add(text)
+        _log.log(logging.WARNING if left or blind else logging.INFO, text)
+
+
+def _reasons(slots: tuple[Slot, ...]) -> str:
+    """Each reason once, after the places it holds for."""
+    places: dict[str, list[int]] = {}
+    for slot in slots:
+        places.setdefault(slot.reason, []).append(slot.index)
+    return "; ".join(f"{_ranges(where)} ({reason})" for reason, where in places.items())
+
+
+def _ranges(places: list[int]) -> str:
+    """``[0, 1, 2, 5]`` as ``"0-2, 5"``."""
+    runs: list[list[int]] = []
+    for place in places:
+        if runs and place == runs[-1][-1] + 1:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def _kind(model: Module) -> str:
+    return str(getattr(model, "model_type", None) or type(model).__module__.rpartition(".")[2])

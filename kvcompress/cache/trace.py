@@ -1,0 +1,137 @@
+"""Learn what a model's layers are by running it, unevaluated, on a few tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import KVCache
+
+from kvcompress.cache.dispatch import install, modules_of
+from kvcompress.cache.kvcache import CompressedKVCache
+from kvcompress.cache.native import native_caches
+from kvcompress.cache.probe import Probe, Watch, watch_writes, watched_rope
+from kvcompress.cache.slot import CHUNK, Slot, plain_slot, probed_slot
+from kvcompress.errors import ConfigError, UnsupportedModel
+
+__all__ = ["Slot", "trace"]
+
+Signature = tuple[tuple[object, ...], ...]
+
+_lock = threading.Lock()
+_known: dict[int, tuple[Signature, tuple[Slot, ...]]] = {}  # by the model's identity
+
+
+def trace(model: Module) -> tuple[Slot, ...]:
+    """Learn the layer behind each of a model's caches.
+
+    The model runs on three tokens, on one, and on one far away, with probes in place of its plain
+    caches. Nothing is computed but the wave lengths and offsets of rotations, and the model is
+    left as it was. The result is kept until the model goes, or its modules or dtypes change.
+
+    Args:
+        model: An mlx-lm model.
+
+    Returns:
+        One slot an entry of the list of caches that the model makes.
+
+    Raises:
+        UnsupportedModel: The model cannot be run this way.
+        ConfigError: It is no model, or a part of it has a method attached.
+    """
+    if not isinstance(model, Module):
+        raise ConfigError(f"trace: model must be an mlx.nn.Module (got {type(model).__name__})")
+    with _lock:
+        signature = _signature(model)
+        known = _known.get(id(model))
+        if known is None:
+            weakref.finalize(model, _known.pop, id(model), None).atexit = False
+        elif known[0] == signature:
+            return known[1]
+        slots = _learn(model)
+        _known[id(model)] = signature, slots
+        return slots
+
+
+def _signature(model: Module) -> Signature:
+    """Changes when a module is replaced or a parameter changes its dtype."""
+    return tuple(
+        (id(m), *(v.dtype for v in m.values() if isinstance(v, mx.array)))
+        for m in modules_of(model)
+    )
+
+
+def _learn(model: Module) -> tuple[Slot, ...]:
+    lease, watch = install(model), Watch()
+    try:
+        with _unchanged(model), watched_rope(watch):
+            entries = _probed(native_caches(model), watch)
+            _run(model, entries, CHUNK)
+            _run(model, entries, 1)
+            # A model that cannot be so far away has no rotation that shows only there.
+            with contextlib.suppress(Exception):
+                _run(model, entries, 1, far=True)
+    except (ConfigError, UnsupportedModel):
+        raise
+    except Exception as error:
+        raise UnsupportedModel(
+            f"{_name(model)}: its layers cannot be learnt, since running it on {CHUNK} tokens "
+            f"failed ({type(error).__name__}: {error})"
+        ) from error
+    finally:
+        lease.release()
+    return tuple(
+        probed_slot(i, c) if isinstance(c, Probe) else plain_slot(i, c)
+        for i, c in enumerate(entries)
+    )
+
+
+def _probed(caches: list[Any], watch: Watch) -> list[Any]:
+    """The caches with a probe in place of each plain one."""
+    if any(isinstance(c, CompressedKVCache) for c in caches):
+        raise ConfigError(
+            "trace: a method is attached to a part of the model; call kvcompress.detach on it first"
+        )
+    entries = [Probe(watch) if type(c) is KVCache else c for c in caches]
+    for entry in entries:
+        if not isinstance(entry, Probe):
+            watch_writes(entry, watch)
+    return entries
+
+
+def _run(model: Module, entries: list[Any], tokens: int, *, far: bool = False) -> None:
+    for entry in entries:
+        if isinstance(entry, Probe):
+            entry.begin(far=far)
+    model(mx.zeros((1, tokens), mx.int32), cache=entries)
+
+
+@contextlib.contextmanager
+def _unchanged(model: Module) -> Iterator[None]:
+    """Undo what a run leaves on a model: its mode, and arrays that a module keeps for later.
+
+    Such an array belongs to this thread while it is not computed, and would fail in another.
+    """
+    before = [(m, dict(m), dict(vars(m))) for m in modules_of(model)]
+    model.eval()  # no dropout, which would draw random numbers
+    try:
+        yield
+    finally:
+        for module, items, attributes in before:
+            _put_back(module, items)
+            _put_back(vars(module), attributes)
+
+
+def _put_back(now: dict[str, Any], before: dict[str, Any]) -> None:
+    if now.keys() != before.keys() or any(now[k] is not v for k, v in before.items()):
+        dict.clear(now)  # a module has an update() of its own
+        dict.update(now, before)
+
+
+def _name(model: Module) -> str:
+    return type(model).__module__.removeprefix("mlx_lm.models.")
