@@ -112,7 +112,7 @@ def load_cache(
             with another model, method or calibration.
         CalibrationRequired: The method needs its calibration.
     """
-    from kvcompress.cache.attach import make_cache
+    from kvcompress.cache import make_cache
 
     source = _checked_path(path)
     entries, arrays = _read(source)
