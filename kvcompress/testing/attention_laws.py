@@ -1,0 +1,78 @@
+"""Laws of attention over exact and coded tokens."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+from hypothesis import strategies as st
+
+from kvcompress.layers import LayerSpec
+from kvcompress.testing.data import tokens
+from kvcompress.testing.law import Draw, law, numbers, require, require_close
+from kvcompress.testing.oracles import attention
+from kvcompress.testing.strategies import layers, masks, seeds
+from kvcompress.testing.subject import Subject
+
+_SCALE = 0.125
+_LAST = (1, 1, 2, 17)
+BUDGETS = (1, 1 << 16, 64 << 20)
+"""Bytes of transients: tiles of the least size, a few, and all tokens at once."""
+
+
+class AttentionLaws(Subject):
+    """Laws of what a step's queries get."""
+
+    @law()
+    def test_attention_is_that_of_dense_arrays(self, draw: Draw) -> None:
+        """Causal, bool and additive masks, grouped heads, sink logits, any tiling."""
+        small = layers(head_dims=(36, 64, 80, 128))
+        bound = self.draw_bound(draw, small, **self.draw_cache_options(draw))
+        if not self.reads_decoded_keys(bound):
+            return  # far keys are met by other scores on purpose
+        layer, batch = bound.layer, draw(st.integers(1, 2), "batch")
+        early, last = draw(st.integers(0, 150), "tokens before"), draw(st.sampled_from(_LAST))
+        came = tokens(layer, early + last, batch=batch, seed=draw(seeds(), "seed"))
+        mask = draw(masks(batch, layer.query_heads, last, early + last), "mask")
+        logits = self._draw_sinks(draw, layer)
+        cache = self.new_cache(bound, draw(st.sampled_from(BUDGETS), "budget"))
+        if early:
+            first = came.part(0, early)
+            cache.update_and_fetch(first.keys, first.values)
+        new = came.part(early, early + last)
+        keys, values = cache.update_and_fetch(new.keys, new.values)
+        out = keys.step.attend(new.queries, scale=_SCALE, mask=mask, sinks=logits)
+        require(
+            out.dtype == new.queries.dtype
+            and out.shape == (*new.queries.shape[:3], layer.value_dim),
+            f"attention gives {out.dtype} {out.shape}",
+        )
+        wanted = attention(
+            numbers(new.queries),
+            numbers(keys),
+            numbers(values),
+            scale=_SCALE,
+            mask=np.array(mask) if isinstance(mask, mx.array) else mask,
+            sinks=None if logits is None else numbers(logits),
+        )
+        size = {"float32": 5e-4, "float16": 2e-2, "bfloat16": 1e-1}[layer.dtype]
+        require_close(out, wanted, size * (1 + float(np.abs(wanted).max())), "attention")
+
+    def _draw_sinks(self, draw: Draw, layer: LayerSpec) -> mx.array | None:
+        if not draw(st.booleans(), "sink logits"):
+            return None
+        chance = np.random.default_rng(draw(seeds(), "logits"))
+        logits = 2 * chance.standard_normal(layer.query_heads)
+        return mx.array(logits.astype(np.float32)).astype(layer.mx_dtype)
+
+    @law(share=0.2)
+    def test_rows_that_see_nothing_are_finite(self, draw: Draw) -> None:
+        """Padded rows of a batch see no token; a NaN there spreads through the model."""
+        bound = self.draw_bound(draw, **self.draw_cache_options(draw))
+        came = tokens(bound.layer, 130, seed=draw(seeds(), "seed"))
+        cache = self.new_cache(bound, draw(st.sampled_from(BUDGETS), "budget"))
+        first, last = came.part(0, 127), came.part(127, 130)
+        cache.update_and_fetch(first.keys, first.values)
+        keys, _ = cache.update_and_fetch(last.keys, last.values)
+        hidden = mx.zeros((3, 130), dtype=mx.bool_)
+        out = numbers(keys.step.attend(last.queries, scale=_SCALE, mask=hidden))
+        require(np.isfinite(out).all(), "a row that sees nothing is not finite")

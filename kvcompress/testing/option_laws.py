@@ -1,0 +1,153 @@
+"""Laws of a method's options: strict, named in errors, used, and the same after JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from kvcompress.config import Option, from_json, options_of, to_json
+from kvcompress.config.option import shown
+from kvcompress.errors import CalibrationRequired, ConfigError
+from kvcompress.testing.data import tokens
+from kvcompress.testing.law import UNHEEDED, Draw, LawError, law, require
+from kvcompress.testing.subject import Bound, Subject
+
+BAD_VALUES = (
+    None, True, "4", "no such word", 4.0, 3.5, float("nan"), float("inf"), 0, -1, 5, 7, 10**9, [],
+    {}, (1, 2, 3),
+)  # fmt: skip
+"""What somebody once passed for a number of bits, a word or a switch."""
+
+_TRIES = 25
+
+
+class OptionLaws(Subject):
+    """Laws of configuration."""
+
+    def test_bad_values_are_refused(self) -> None:
+        """At construction, naming option and value; never clamped, never met in a kernel."""
+        for option in options_of(self.cls):
+            for value in BAD_VALUES:
+                self._check_value(option, value)
+
+    def _check_value(self, option: Option, value: Any) -> None:
+        try:
+            method = self.build(**{option.name: value})
+        except (ConfigError, TypeError) as error:
+            require(
+                option.name in str(error) and shown(value) in str(error),
+                f"{option.name}={value!r} is refused without naming both: {error}",
+            )
+            return
+        except Exception as error:
+            raise LawError(f"{option.name}={value!r} raises {error!r}") from error
+        kept = getattr(method, option.name)
+        same = type(kept) is type(value) and bool(kept == value)
+        pair = isinstance(kept, tuple) and kept == (value, value) and type(kept[0]) is type(value)
+        real = isinstance(kept, float) and type(value) is int and kept == value
+        given = isinstance(kept, np.ndarray) and np.array_equal(kept, np.asarray(value))
+        require(
+            same or pair or real or given,
+            f"{option.name}={value!r} is taken, as {kept!r}; legal is {option.legal}",
+        )
+
+    def test_unknown_options_are_refused(self) -> None:
+        """A misspelt option that is swallowed leaves the default in force."""
+        name = next((option.name for option in options_of(self.cls)), "window")
+        for wrong in (name + "s", "x" + name, "no_such_option"):
+            try:
+                self.build(**{wrong: 1})
+            except (ConfigError, TypeError) as error:
+                require(wrong in str(error), f"{wrong} is refused namelessly: {error}")
+            else:
+                raise LawError(f"the unknown option {wrong} is taken")
+
+    @law()
+    def test_json_gives_the_same_method(self, draw: Draw) -> None:
+        """A configuration that a file cannot carry cannot be told from another."""
+        options = self._draw_options(draw, {})
+        method = self.build(**options, **self.draw_cache_options(draw))
+        text = to_json(method)
+        arrays = {
+            option.name: getattr(method, option.name)
+            for option in options_of(self.cls)
+            if isinstance(getattr(method, option.name), np.ndarray)
+        }
+        again = from_json(self.cls, text, arrays)
+        require(to_json(again) == text, f"JSON changes from {text} to {to_json(again)}")
+        rebuilt = self.build(**{o.name: getattr(again, o.name) for o in options_of(self.cls)})
+        require(rebuilt.fingerprint == method.fingerprint, f"{text} has two fingerprints")
+
+    def test_every_option_counts(self) -> None:
+        """An option that is checked, shown and never read."""
+        self.needs_codec()
+        waiting = {option.name: option for option in self.drawable_options() if _simple(option)}
+
+        def example(data: st.DataObject) -> None:
+            others = self._draw_options(data.draw, {})
+            for name, option in list(waiting.items()):
+                pair = [
+                    {**others, name: data.draw(option.strategy())},
+                    {k: v for k, v in others.items() if k != name},
+                ]
+                try:
+                    first, second = (_traces(self, options) for options in pair)
+                except ConfigError:
+                    continue
+                if first != second:
+                    del waiting[name]
+
+        plain = settings(
+            max_examples=_TRIES,
+            phases=[Phase.generate],
+            derandomize=True,
+            database=None,
+            suppress_health_check=UNHEEDED,
+        )
+        plain(given(st.data())(example))()
+        require(
+            not waiting,
+            f"no value tried of {', '.join(waiting)} changes what is stored or attended",
+        )
+
+    def test_calibration_is_asked_for(self) -> None:
+        """No silent random tables: a method that needs calibration says how to make one."""
+        if not isinstance(self.method, str):
+            pytest.skip("the method is given as a class, without its MethodInfo")
+        from kvcompress.registry import get_method, method_info
+
+        if not method_info(self.method).needs_calibration:
+            pytest.skip(f"{self.method} needs no calibration")
+        try:
+            get_method(self.method, **self.options).bind(self.standard_layer)
+        except CalibrationRequired as error:
+            require(
+                "kvcompress calibrate" in str(error) and self.method in str(error),
+                f"the error does not say how to make a calibration: {error}",
+            )
+        else:
+            raise LawError(f"{self.method} binds without the calibration it needs")
+
+
+def _simple(option: Option) -> bool:
+    """Whether the option is a number, a word or a switch."""
+    return not isinstance(option.encode(np.zeros(1, np.float32)), Mapping)
+
+
+def _traces(subject: Subject, options: Mapping[str, Any]) -> tuple[bytes, ...]:
+    """What a short sequence leaves under these options: codes, and what attention gives."""
+    bound: Bound = subject.standard(window=16, sinks=1, block=16, **options)
+    came, cache = tokens(bound.layer, 130), subject.new_cache(bound)
+    first, last = came.part(0, 128), came.part(128, 130)
+    cache.update_and_fetch(first.keys, first.values)
+    keys, values = cache.update_and_fetch(last.keys, last.values)
+    out = keys.step.attend(last.queries, scale=0.125, mask="causal")
+    header = repr(attrs.asdict(bound.codec.schema)).encode()
+    return (header, *(np.array(mx.array(x)).tobytes() for x in (keys, values, out)))

@@ -1,0 +1,19 @@
+"""The random states that belong to the user."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+
+def random_states() -> dict[str, Any]:
+    """What Python, NumPy and MLX would draw next, as values that compare."""
+    kind, keys, *rest = np.random.get_state()
+    return {
+        "random": random.getstate(),
+        "numpy.random": (kind, np.asarray(keys).tobytes(), *rest),
+        "mlx.core.random": tuple(np.array(a).tobytes() for a in mx.random.state),
+    }
