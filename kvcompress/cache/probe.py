@@ -125,12 +125,12 @@ class Probe(KVCache):  # type: ignore[misc]
             )
         )
         self.watch.turns = 0
-        self.offset += keys.shape[2]
+        self.offset += keys.shape[-2]
         if self._held is not None:
-            keys = mx.concatenate([self._held[0], keys], axis=2)
-            values = mx.concatenate([self._held[1], values], axis=2)
+            keys = mx.concatenate([self._held[0], keys], axis=-2)
+            values = mx.concatenate([self._held[1], values], axis=-2)
         self._held = keys, values
-        self._step = ProbeStep(self, values.shape[3])
+        self._step = ProbeStep(self, values.shape[-1])
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:

@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx_lm.models import llama as llama_module
+from mlx_lm.models.cache import KVCache
+
+from kvcompress.cache.dispatch import modules_of
+from kvcompress.cache.kvcache import CompressedKVCache
+from kvcompress.cache.trace import trace
+from kvcompress.errors import ConfigError, UnsupportedModel
+from kvcompress.layers import Rotary
+from tests.stand_ins import cache as compressed_cache
+from tests.toy_model import Attention, Toy, ordinary
+from tests.zoo import FAMILIES, logits, tiny
+
+LATENT = {"deepseek_v3"}
+NOTHING = {"baichuan_m1", "deepseek_v32", "falcon_h1", "recurrent_gemma"}
+OWN_ATTENTION = {"gemma2", "plamo2", "stablelm"}
+# Norm after rotation, or a rotated slice joined to the rest.
+UNKNOWN_ROTATION = {"afm7", "hunyuan", "hunyuan_v1_dense", "minicpm3", "nanochat"}
+NO_ROTATION = {"cohere2", "exaone4", "gpt2", "gpt_bigcode", "jamba", "llama4"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_learnt_of_a_family(family: str) -> None:
+    model = tiny(family)
+    made = model.make_cache() if hasattr(model, "make_cache") else [KVCache()] * len(model.layers)
+    slots = trace(model)
+    assert [slot.index for slot in slots] == list(range(len(made)))
+    for slot, cache in zip(slots, made, strict=True):
+        assert (slot.kind == "plain") == (type(cache) is not KVCache)
+        assert bool(slot.reason) == (slot.kind != "compress" or not slot.query_visible)
+    fit = [slot for slot in slots if slot.kind == "compress"]
+    assert bool(fit) == (family not in LATENT | NOTHING)
+    for slot in fit:
+        layer = slot.layer
+        assert layer is not None
+        assert layer.index == slot.index
+        assert layer.dtype == "float32"
+        assert slot.query_visible == (family not in OWN_ATTENTION)
+        assert slot.readers >= 1
+        assert layer.rotary_known == (family not in UNKNOWN_ROTATION)
+        if family in NO_ROTATION | UNKNOWN_ROTATION:
+            assert layer.rotary is None
+
+
+class Recorder:
+    """Keeps the keys of one chunk that starts at ``offset``."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self.keys = mx.zeros(0)
+
+    def make_mask(self, N: int, **_: Any) -> str:
+        return "causal"
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.keys = keys
+        return keys, values
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 2.0}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [1.5] * 8,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("offset", [0, 100, 5000])
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        pytest.param("llama", {}, id="plain"),
+        pytest.param("llama", {"rope_traditional": True}, id="traditional"),
+        pytest.param(
+            "llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, id="linear"
+        ),
+        pytest.param("llama", {"rope_scaling": LLAMA3}, id="llama3"),
+        pytest.param("llama", {"rope_scaling": YARN}, id="yarn"),
+        pytest.param("llama", {"rope_scaling": LONG}, id="longrope"),
+        pytest.param("glm4", {}, id="partial traditional"),
+        pytest.param("phi", {}, id="partial"),
+    ],
+)
+def test_the_rotation_learnt_undoes_what_the_model_does(
+    family: str, options: dict[str, Any], offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny(family, **options)
+    slots = trace(model)
+    before: list[mx.array] = []
+    rope = mx.fast.rope
+
+    def record(x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        before.append(x)
+        return rope(x, *args, **kwargs)
+
+    monkeypatch.setattr(mx.fast, "rope", record)
+    caches = [Recorder(offset) for _ in slots]
+    mx.eval(logits(model, mx.array([[5, 3, 9, 1]]), caches))
+    for slot, cache in zip(slots, caches, strict=True):
+        assert slot.layer is not None
+        assert slot.layer.rotary is not None
+        plain = slot.layer.rotary.unrotate(cache.keys, range(offset, offset + 4))
+        turned = [x for x in before if x.shape == plain.shape]
+        error = min(float(mx.abs(plain - x).max()) for x in turned)
+        assert error < 1e-5 * float(mx.abs(plain).max())
+
+
+def test_layers_of_one_model_have_each_their_own_rotation() -> None:
+    bases = [slot.layer.rotary for slot in trace(tiny("smollm3")) if slot.layer]
+    assert bases == [Rotary(16, base=10000.0), None] * 2
+    (full,) = {
+        slot.layer.rotary
+        for slot in trace(tiny("gemma3_text", rope_theta=1e6, rope_local_base_freq=1e4))
+        if slot.layer
+    }
+    assert full == Rotary(16, base=1e6)
+
+
+@pytest.mark.parametrize("family", ["llama", "internlm3"])
+def test_a_rotation_that_changes_with_the_context_is_unknown(family: str) -> None:
+    slots = trace(tiny(family, rope_scaling={"rope_type": "dynamic", "factor": 2.0}))
+    assert all(s.layer and s.layer.rotary is None and not s.layer.rotary_known for s in slots)
+
+
+def test_layers_that_share_a_cache_are_counted() -> None:
+    assert [slot.readers for slot in trace(tiny("afm7"))] == [3]
+    assert [slot.readers for slot in trace(tiny("gemma3n"))] == [0, 1, 0, 2]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_dtype_is_the_models_also_after_it_changes(dtype: str) -> None:
+    model = tiny("qwen3")
+    assert {slot.layer.dtype for slot in trace(model) if slot.layer} == {"float32"}
+    model.set_dtype(getattr(mx, dtype))
+    assert {slot.layer.dtype for slot in trace(model) if slot.layer} == {dtype}
+
+
+def test_a_quantised_model_is_learnt_as_any_other() -> None:
+    model = tiny("llama")
+    plain = trace(model)
+    nn.quantize(model, group_size=32, bits=4)
+    assert trace(model) == plain
+
+
+def test_a_trace_is_kept_until_a_module_is_replaced_or_the_model_goes() -> None:
+    model = tiny("llama")
+    slots = trace(model)
+    assert trace(model) is slots
+    model.model.layers[1].self_attn.rope = nn.RoPE(16, base=77.0)
+    again = trace(model)
+    assert [slot.layer.rotary.base for slot in again if slot.layer and slot.layer.rotary] == [
+        10000.0,
+        77.0,
+        10000.0,
+        10000.0,
+    ]
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def from_another_thread(build: Any) -> Any:
+    """What ``build`` makes there; lazy arrays of that thread cannot be computed here."""
+    made: list[Any] = []
+    thread = threading.Thread(target=lambda: made.append(build()))
+    thread.start()
+    thread.join()
+    return made[0]
+
+
+def test_no_weight_is_computed() -> None:
+    args = llama_module.ModelArgs(
+        model_type="llama",
+        hidden_size=64,
+        num_hidden_layers=2,
+        intermediate_size=96,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        rms_norm_eps=1e-5,
+        vocab_size=64,
+    )
+    model = from_another_thread(lambda: llama_module.Model(args))
+    weight = model.model.layers[0].self_attn.q_proj.weight
+    with pytest.raises(RuntimeError):
+        mx.eval(weight)
+    assert [slot.kind for slot in trace(model)] == ["compress"] * 2
+
+
+def test_a_rotation_table_left_uncomputed_in_another_thread_is_a_clear_error() -> None:
+    model = from_another_thread(lambda: tiny("llama", rope_scaling=LLAMA3))
+    with pytest.raises(UnsupportedModel, match="run the model once in the thread that loaded it"):
+        trace(model)
+
+
+def test_memory_stays_where_it_was() -> None:
+    model = tiny("qwen3", hidden_size=512, intermediate_size=1024)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    held = mx.get_active_memory()
+    trace(model)
+    assert mx.get_peak_memory() - held < 16 << 10
+    assert mx.get_active_memory() - held < 1 << 10
+
+
+def contents(model: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return [(dict(module), dict(vars(module))) for module in modules_of(model)]
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return list(a) == list(b) and all(a[k] is b[k] for k in a)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3n", "phi", "qwen3_next", "dbrx"])
+def test_the_model_its_modules_and_rope_are_left_as_they_were(family: str) -> None:
+    model = tiny(family)
+    model.train()
+    module = __import__(type(model).__module__, fromlist=["scaled_dot_product_attention"])
+    before, attention, rope = contents(model), module.scaled_dot_product_attention, mx.fast.rope
+    trace(model)
+    after = contents(model)
+    for (a, b), (c, d) in zip(before, after, strict=True):
+        assert same(a, c)
+        assert same(b, d)
+    assert module.scaled_dot_product_attention is attention
+    assert mx.fast.rope is rope
+
+
+def test_an_array_that_a_module_keeps_from_the_run_is_taken_back() -> None:
+    def layer(x: mx.array, cache: Any, attention: Attention) -> mx.array:
+        model.kept = x + 1
+        model.__dict__["kept_as_attribute"] = x + 1
+        return ordinary(x, cache, attention)
+
+    model = Toy(layer)
+    assert trace(model)[0].kind == "compress"
+    assert "kept" not in model
+    assert "kept_as_attribute" not in vars(model)
+
+
+def test_no_random_number_is_drawn_from_a_model_in_training() -> None:
+    model = tiny("llama")
+    model.model.embed_tokens = nn.Sequential(model.model.embed_tokens, nn.Dropout(0.5))
+    model.lm_head = nn.Linear(64, 64)
+    model.args.tie_word_embeddings = False
+    model.train()
+    mx.random.seed(5)
+    expected = mx.random.uniform(shape=(4,))
+    mx.random.seed(5)
+    trace(model)
+    assert mx.array_equal(mx.random.uniform(shape=(4,)), expected)
+
+
+def test_a_model_that_fails_is_an_unsupported_one_and_everything_is_restored() -> None:
+    def layer(x: mx.array, cache: Any, attention: Attention) -> mx.array:
+        ordinary(x, cache, attention)
+        raise IndexError("out of tables")
+
+    rope, attention = mx.fast.rope, Toy.__call__.__globals__["scaled_dot_product_attention"]
+    with pytest.raises(UnsupportedModel, match=r"toy_model.*IndexError: out of tables"):
+        trace(Toy(layer))
+    assert mx.fast.rope is rope
+    assert Toy.__call__.__globals__["scaled_dot_product_attention"] is attention
+
+
+def test_a_model_that_fails_only_far_away_is_learnt_from_the_rest() -> None:
+    def layer(x: mx.array, cache: Any, attention: Attention) -> mx.array:
+        if cache.offset > 1000:
+            raise IndexError("out of tables")
+        return ordinary(x, cache, attention)
+
+    (slot,) = trace(Toy(layer))
+    assert slot.layer is not None
+    assert slot.layer.rotary_known
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"must be an mlx.nn.Module \(got str\)"):
+        trace("llama")  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedModel, match="AttributeError"):
+        trace(nn.Linear(2, 2))
+
+
+def test_a_model_with_a_method_on_one_of_its_parts_is_refused() -> None:
+    class Attached(Toy):
+        def make_cache(self) -> list[CompressedKVCache]:
+            return [compressed_cache()]
+
+    with pytest.raises(ConfigError, match="attached to a part of the model"):
+        trace(Attached(ordinary))
+
+
+def test_a_trace_beside_a_running_model_disturbs_neither() -> None:
+    running, other = tiny("llama"), [tiny("llama", rope_theta=5e3 + i) for i in range(12)]
+    tokens = mx.array([[1, 2, 3, 4]])
+    expected = np.array(logits(running, tokens, running.make_cache()))
+    wrong: list[object] = []
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            out = np.array(logits(running, tokens, running.make_cache()))
+            if not np.array_equal(out, expected):
+                wrong.append(out)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    learnt = [trace(model) for model in other]
+    stop.set()
+    thread.join()
+    assert not wrong
+    for i, slots in enumerate(learnt):
+        assert all(s.layer and s.layer.rotary == Rotary(16, base=5e3 + i) for s in slots)
