@@ -19,7 +19,7 @@ class Column:
 
     Attributes:
         title: Heading.
-        measure: Name of the measure or timing.
+        measure: Name of the measure or reading.
         show: Turns the number into text.
         error: Name of the measure that is the number's standard error, if any.
     """

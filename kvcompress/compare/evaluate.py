@@ -26,11 +26,11 @@ class Evaluation:
 
     Attributes:
         measures: Numbers that are the same in every run.
-        timings: Numbers that are not.
+        readings: Numbers that are not: times, and what MLX's allocator says of memory.
     """
 
     measures: Measures
-    timings: Measures
+    readings: Measures
 
 
 @frozen(eq=False)
@@ -65,7 +65,7 @@ class Evaluator:
         """
         tally = Tally(self.metrics)
         measures: Measures = {}
-        timings: Measures = {}
+        readings: Measures = {}
         for index, window in enumerate(windows):
             before = active_bytes()
             mx.reset_peak_memory()
@@ -73,11 +73,11 @@ class Evaluator:
             tally.start_window()
             self._score(session, window, tally)
             if index == 0:
-                measures["peak_bytes"] = int(mx.get_peak_memory()) - before
-                measures["active_bytes"] = active_bytes() - before
+                readings["peak_bytes"] = int(mx.get_peak_memory()) - before
+                readings["active_bytes"] = active_bytes() - before
                 measures |= memory_measures(session.caches, self.model, len(window) - 1)
             if index == len(windows) - 1:
-                timings |= self._time_decoding(session, window[-1])
+                readings |= self._time_decoding(session, window[-1])
             del session  # before the next sequence's memory is counted
         if self.protocol.retrieval:
             session = self._session(make_caches())
@@ -85,7 +85,7 @@ class Evaluator:
         for name, workload in self.workloads.items():
             session = self._session(make_caches())
             measures[name] = float(workload.run(session, self.tokenizer, self.protocol))
-        return Evaluation({**tally.summary(), **measures}, timings)
+        return Evaluation({**tally.summary(), **measures}, readings)
 
     def _session(self, caches: list[Any]) -> Session:
         return Session(self.model, caches, self.protocol.chunk, self.protocol.step)

@@ -56,7 +56,7 @@ def csv_text(report: Report) -> str:
     """Every measure of every row in full, one line a row."""
     names: dict[str, None] = {}
     for row in report.rows:
-        names |= dict.fromkeys([*row.measures, *row.timings])
+        names |= dict.fromkeys([*row.measures, *row.readings])
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["method", "error", *names])

@@ -20,19 +20,21 @@ class Row:
         method: The words that stand for the configuration; they can be given to ``--method``.
         config: Every option of the method with its value.
         error: Kind and text of what went wrong; empty for a row with measures.
-        measures: Numbers by name; ``None`` or absent where not measured. The same in every run.
-        timings: Numbers that depend on the machine's mood, by name.
+        measures: Numbers by name that are the same in every run; ``None`` or absent where not
+            measured.
+        readings: Numbers by name that differ from run to run: times, and memory as MLX's
+            allocator sees it, which frees when it finds time.
     """
 
     method: str
     config: dict[str, Any] = field(factory=dict)
     error: str = ""
     measures: dict[str, float | None] = field(factory=dict)
-    timings: dict[str, float | None] = field(factory=dict)
+    readings: dict[str, float | None] = field(factory=dict)
 
     def value(self, name: str) -> float | None:
-        """A measure or timing by name; ``None`` where it was not measured."""
-        return self.measures.get(name, self.timings.get(name))
+        """A measure or reading by name; ``None`` where it was not measured."""
+        return self.measures.get(name, self.readings.get(name))
 
 
 @frozen

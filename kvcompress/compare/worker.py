@@ -27,7 +27,7 @@ def main(job_path: Path, answer_path: Path) -> None:
     except Exception as error:  # the other rows must go on
         answer = Answer(Row(job.method, error=one_line(error)))
     seconds = time.perf_counter() - start
-    row = attrs.evolve(answer.row, timings={**answer.row.timings, "seconds": seconds})
+    row = attrs.evolve(answer.row, readings={**answer.row.readings, "seconds": seconds})
     attrs.evolve(answer, row=row).save(answer_path)
 
 
@@ -64,7 +64,7 @@ def measure(job: Job) -> Answer:
     )
     outcome = evaluator.run(lambda: method.make_cache(loaded.model), windows)
     return Answer(
-        Row(job.method, method.config(), measures=outcome.measures, timings=outcome.timings),
+        Row(job.method, method.config(), measures=outcome.measures, readings=outcome.readings),
         {
             "model": {
                 "name": loaded.name,

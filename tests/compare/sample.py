@@ -24,7 +24,7 @@ def measured(method: str, bits: float, kl: float) -> Row:
             "peak_bytes": 20_000_000,
             "surprise": 0.25,
         },
-        timings={"decode_tokens_per_second": 9.5},
+        readings={"decode_tokens_per_second": 9.5},
     )
 
 

@@ -20,7 +20,7 @@ def test_job_and_answer_survive_their_files(tmp_path: Path) -> None:
     )
     job.save(tmp_path / "job.json")
     assert Job.load(tmp_path / "job.json") == job
-    row = Row("a", {"bits": 2}, measures={"kl": 0.1, "kl_se": None}, timings={"seconds": 3.0})
+    row = Row("a", {"bits": 2}, measures={"kl": 0.1, "kl_se": None}, readings={"seconds": 3.0})
     answer = Answer(row, {"model": {"name": "m"}})
     answer.save(tmp_path / "answer.json")
     assert Answer.load(tmp_path / "answer.json") == answer
