@@ -17,6 +17,9 @@ from kvcompress.errors import KVCompressError
 COMMANDS: dict[str, tuple[str, str]] = {
     "methods": ("kvcompress.cli.methods:methods", "List the installed methods."),
     "inspect": ("kvcompress.cli.inspect:inspect", "Show a method and its options."),
+    "estimate": ("kvcompress.cli.estimate:estimate", "Tell how many bytes a cache will take."),
+    "compare": ("kvcompress.cli.compare:compare", "Measure methods on a real model."),
+    "generate": ("kvcompress.cli.generate:generate", "Write text with a compressed cache."),
 }
 """Every command: where its function stands, and its line in ``kvcompress --help``."""
 
