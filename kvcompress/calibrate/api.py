@@ -13,8 +13,8 @@ from typing import Any, Final
 import attrs
 
 from kvcompress.calibrate.calibration import Calibration, Fit
-from kvcompress.calibrate.capture import SAMPLE_TOKENS, Progress, record
-from kvcompress.calibrate.contract import fit_key
+from kvcompress.calibrate.capture import SAMPLE_TOKENS, record
+from kvcompress.calibrate.contract import Progress, fit_key
 from kvcompress.calibrate.fitting import fit_layers, measure
 from kvcompress.calibrate.samples import LayerSamples
 from kvcompress.calibrate.windows import source_of, text_windows
@@ -151,8 +151,8 @@ def _warn_if_few(method: Any, sampled: int, read: int) -> None:
         wanted = TOKENS_PER_CENTROID * centroids + HELD_OUT
         warnings.warn(
             f"{method.name}: {sampled} tokens are few for {centroids} centroids; for "
-            f"{TOKENS_PER_CENTROID} tokens each, calibrate on at least {wanted} tokens (a longer "
-            f"text, or --tokens {wanted}; {read} were read), or ask for fewer centroids",
+            f"{TOKENS_PER_CENTROID} tokens each, calibrate on at least {wanted} tokens "
+            f"({read} were read: a longer text, or tokens={wanted}), or ask for fewer centroids",
             stacklevel=3,
         )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import mlx.core as mx
 
 from kvcompress.cache.dispatch import install
+from kvcompress.cache.native import native_caches
 from kvcompress.cache.trace import trace
+from kvcompress.calibrate.contract import Progress
 from kvcompress.calibrate.recorder import SKIP, LayerRecorder, RecordingCache
 from kvcompress.calibrate.samples import LayerSamples
 from kvcompress.calibrate.selection import choose_rows
@@ -18,9 +19,7 @@ from kvcompress.layers import LayerSpec
 SAMPLE_TOKENS: Final = 8192
 SAMPLE_BYTES: Final = 2 << 30
 QUERY_TOKENS: Final = 1024
-
-Progress = Callable[[str, int, int], None]
-"""Told of each step: what is being done, how much is done, out of how much."""
+CHUNK: Final = 512  # tokens a forward step; a quarter of the transients of a whole window
 
 
 def record(
@@ -46,11 +45,11 @@ def record(
     Raises:
         UnsupportedModel: No layer can be compressed, or the model computes no finite numbers.
     """
-    slots = [slot for slot in trace(model) if slot.kind == "compress"]
-    recorders = {slot.index: LayerRecorder(slot.layer) for slot in slots if slot.layer}
+    layers = [slot.layer for slot in trace(model) if slot.layer is not None]
+    recorders = {layer.index: LayerRecorder(layer) for layer in layers}
     if not recorders:
         raise UnsupportedModel("calibrate: no layer of the model keeps a cache to compress")
-    sample = min(sample, SAMPLE_BYTES // sum(_row_bytes(r.layer) for r in recorders.values()))
+    sample = min(sample, SAMPLE_BYTES // sum(map(_row_bytes, layers)))
     lengths = [len(window) for window in windows]
     chosen = choose_rows(lengths, sample, skip=SKIP, seed=seed)
     chosen_queries = choose_rows(lengths, QUERY_TOKENS, skip=SKIP, seed=seed)
@@ -60,24 +59,18 @@ def record(
         for window, rows, query_rows in zip(windows, chosen, chosen_queries, strict=True):
             if progress:
                 progress("recording", done, total)
-            caches = _own_caches(model)
+            caches = native_caches(model)
             for index, recorder in recorders.items():
                 caches[index] = RecordingCache(caches[index], recorder, rows, query_rows)
             # Recording computes each layer as it is reached; the logits stay lazy and are dropped.
-            model(mx.array(window)[None], cache=caches)
+            for start in range(0, len(window), CHUNK):
+                model(mx.array(window[start : start + CHUNK])[None], cache=caches)
             done += len(window)
     finally:
         lease.release()
     if progress:
         progress("recording", done, total)
     return [recorder.finish() for recorder in recorders.values()]
-
-
-def _own_caches(model: Any) -> list[Any]:
-    """What the model's class makes, also while a method is attached to the model."""
-    from mlx_lm.models.cache import make_prompt_cache
-
-    return list(make_prompt_cache(model))
 
 
 def _row_bytes(layer: LayerSpec) -> int:

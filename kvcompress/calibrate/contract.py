@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from kvcompress.calibrate.samples import LayerSamples
 
 Tables = Mapping[str, NDArray[Any]]
+
+Progress = Callable[[str, int, int], None]
+"""Told of each step: what is being done, how much is done, out of how much."""
 
 REPORT = "report."
 """What the names of numbers for the fit report begin with."""

@@ -15,8 +15,7 @@ from filelock import FileLock
 
 from kvcompress.calibrate.api import PACKAGES, TOKENS, calibrate, configured
 from kvcompress.calibrate.calibration import Calibration
-from kvcompress.calibrate.capture import Progress
-from kvcompress.calibrate.contract import fit_key
+from kvcompress.calibrate.contract import Progress, fit_key
 from kvcompress.calibrate.file import load_calibration, save_calibration
 from kvcompress.calibrate.header import FORMAT
 from kvcompress.errors import CalibrationMismatch, ConfigError

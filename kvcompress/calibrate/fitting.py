@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcompress.calibrate.calibration import Fit
-from kvcompress.calibrate.capture import Progress
-from kvcompress.calibrate.contract import REPORT, FitKey, fit_key
+from kvcompress.calibrate.contract import REPORT, FitKey, Progress, fit_key
 from kvcompress.calibrate.samples import LayerSamples
 from kvcompress.errors import BrokenPlugin
 
@@ -59,7 +58,8 @@ def seed_of(key: FitKey, layer: int, seed: int) -> int:
 def _table(where: str, name: str, table: Any) -> NDArray[Any]:
     if not isinstance(table, np.ndarray) or table.dtype.kind not in "fiu" or table.ndim == 0:
         raise BrokenPlugin(f"{where}: {name} must be a NumPy array of numbers (got {table!r:.60})")
-    kept = table.astype(np.float32) if table.dtype == np.float64 else np.array(table)
+    with np.errstate(over="ignore"):
+        kept = table.astype(np.float32) if table.dtype == np.float64 else np.array(table)
     if not np.isfinite(kept).all():
         raise BrokenPlugin(f"{where}: {name} is not finite in {kept.dtype}")
     kept.setflags(write=False)

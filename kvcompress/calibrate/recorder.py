@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -14,9 +14,6 @@ from kvcompress.calibrate.samples import LayerMoments, LayerSamples
 from kvcompress.calibrate.sums import ChannelSums, SecondMoment
 from kvcompress.errors import UnsupportedModel
 from kvcompress.layers import LayerSpec
-
-if TYPE_CHECKING:
-    from kvcompress.cache.step import Step
 
 Array = NDArray[np.float32]
 Rows = NDArray[np.intp]
@@ -173,7 +170,7 @@ class RecordingCache:
         return self._views(*self._plain.keys_and_values())
 
     def _views(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        step = cast("Step", RecordingStep(self, keys, values))
+        step = RecordingStep(self, keys, values)
         return view(keys, step, "key"), view(values, step, "value")
 
     def see(self, queries: mx.array) -> None:

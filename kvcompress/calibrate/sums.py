@@ -48,7 +48,8 @@ class ChannelSums:
     def variance(self) -> NDArray[np.float32]:
         """``(H, D)`` about the mean, over all vectors."""
         count = max(self.count, 1)
-        spread = self._squares / count - np.square(self._total / count)
+        with np.errstate(invalid="ignore"):  # infinite channels have no variance
+            spread = self._squares / count - np.square(self._total / count)
         return np.maximum(spread, 0.0).astype(np.float32)
 
     @property

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kvcompress.calibrate.calibration import Calibration, Fit
-    from kvcompress.calibrate.capture import Progress
+    from kvcompress.calibrate.contract import Progress
 
 MODEL = "smollm2-135m"
 

@@ -10,9 +10,11 @@ from attrs import frozen
 
 from kvcompress import Method, MethodInfo, hookimpl
 from kvcompress.calibrate import Calibration, LayerSamples, calibration_of
+from kvcompress.calibrate.fitting import fit_layers
+from kvcompress.calibrate.recorder import LayerRecorder
 from kvcompress.codec import KVCodec, Pipeline
 from kvcompress.config import integer
-from kvcompress.layers import LayerSpec
+from kvcompress.layers import LayerSpec, Rotary
 from kvcompress.method import calibration_field
 from kvcompress.schema import Field
 from kvcompress.stages.base import DecodingCoder, Fields
@@ -32,9 +34,7 @@ class ByteTokenizer:
     def __init__(self, first: int | None = None) -> None:
         self.first = [] if first is None else [first]
 
-    def encode(
-        self, text: str, add_special_tokens: bool = True, verbose: bool = True
-    ) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, verbose: bool = True) -> list[int]:
         return [*(self.first if add_special_tokens else []), *text.encode()]
 
 
@@ -128,3 +128,32 @@ class PeakPlugin:
     @hookimpl
     def kvcompress_register(self, registry: Any) -> None:
         registry.add(MethodInfo("peak", "A toy.", "tests.calibrate.fakes:Peak"))
+
+
+LAYERS = tuple(LayerSpec(index, 2, 4, 8, 6, "float32", Rotary(8, base=1000.0)) for index in (0, 2))
+
+
+def samples_of(layer: LayerSpec, count: int = 200) -> LayerSamples:
+    """Samples of made-up keys, values and queries."""
+    recorder = LayerRecorder(layer)
+    parts = mx.random.split(mx.random.key(layer.index), 3)
+    keys = mx.random.normal((1, layer.kv_heads, count, layer.head_dim), key=parts[0]) + 1
+    values = mx.random.normal((1, layer.kv_heads, count, layer.value_dim), key=parts[1])
+    queries = mx.random.normal((1, layer.query_heads, count, layer.head_dim), key=parts[2])
+    chosen = np.arange(4, count)
+    recorder.add_tokens(keys, values, 0, chosen)
+    recorder.add_queries(queries, 0, chosen)
+    return recorder.finish()
+
+
+def calibration(
+    *methods: Any, layers: tuple[LayerSpec, ...] = LAYERS, seed: int = 0, **provenance: Any
+) -> Calibration:
+    """A calibration of made-up samples."""
+    samples = [samples_of(layer) for layer in layers]
+    return Calibration(
+        layers=layers,
+        recorded=tuple(one.moments for one in samples),
+        fits=[fit_layers(method, samples, seed) for method in methods],
+        provenance={"text": {"name": "made up"}, "tokens": 200, "seed": seed, **provenance},
+    )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import random
 from pathlib import Path
 
@@ -19,7 +20,7 @@ IDS = list(COUNTED.content.encode())
 def test_a_short_text_is_read_whole() -> None:
     windows = text_windows(ByteTokenizer(), Text("t", PROSE[:1000]), tokens=5000, size=300)
     assert [len(window) for window in windows] == [300, 300, 300, 100]
-    assert bytes(sum(windows, [])) == PROSE[:1000].encode()
+    assert bytes(itertools.chain(*windows)) == PROSE[:1000].encode()
 
 
 def test_a_long_text_is_read_at_evenly_spread_places() -> None:
