@@ -13,6 +13,8 @@ from hypothesis.strategies import SearchStrategy
 
 T = TypeVar("T")
 
+_ALIKE = 0.5  # one bit a channel gives 0.8
+
 UNHEEDED = (
     HealthCheck.too_slow,
     HealthCheck.data_too_large,
@@ -72,7 +74,7 @@ def require(holds: object, text: str) -> None:
         raise LawError(text)
 
 
-def numbers(x: mx.array | np.ndarray) -> np.ndarray:
+def numbers(x: Any) -> np.ndarray:
     """An array of any dtype as float64."""
     if isinstance(x, mx.array):
         x = np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x)
@@ -98,9 +100,7 @@ def require_equal(got: mx.array, wanted: mx.array, what: str) -> None:
     )
 
 
-def require_close(
-    got: mx.array | np.ndarray, wanted: mx.array | np.ndarray, size: float, what: str
-) -> None:
+def require_close(got: Any, wanted: Any, size: float, what: str) -> None:
     """Demand that no entry is further off than ``size``, and that all are finite.
 
     Raises:
@@ -141,3 +141,19 @@ def require_same_decoding(
     allowed = 0.1 * np.linalg.norm(b - x) + 2e-3 * np.linalg.norm(x)
     off = float(np.linalg.norm(a - b))
     require(off <= allowed, f"{what}: off by {off:.3g} in all, where {allowed:.3g} is allowed")
+
+
+def require_resemblance(
+    got: mx.array | np.ndarray, wanted: mx.array | np.ndarray, what: str
+) -> None:
+    """Demand that decoded rows ``(B, H, T, D)`` point where what came points.
+
+    Raises:
+        LawError: They do not, or are not finite.
+    """
+    a, b = numbers(got), numbers(wanted)
+    require(a.shape == b.shape, f"{what}: got shape {a.shape}, not {b.shape}")
+    require(np.isfinite(a).all(), f"{what}: not finite")
+    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    cosine = float(np.median((a * b).sum(axis=-1) / np.maximum(norms, 1e-30)))
+    require(cosine > _ALIKE, f"{what}: a median cosine of {cosine:.3f} with what came")

@@ -15,12 +15,18 @@ from kvcompress.config import options_of
 from kvcompress.errors import ConfigError
 from kvcompress.stages.rope import Unrotated
 from kvcompress.testing.data import Tokens, hostile_tokens, plain_keys, tokens
-from kvcompress.testing.law import Draw, law, numbers, require, require_close, require_same_decoding
+from kvcompress.testing.law import (
+    Draw,
+    law,
+    numbers,
+    require,
+    require_close,
+    require_resemblance,
+    require_same_decoding,
+)
 from kvcompress.testing.oracles import rope
 from kvcompress.testing.strategies import hostile_kinds, layers, seeds
 from kvcompress.testing.subject import Bound, Subject, coded
-
-_ALIKE = 0.5  # least cosine of a decoded row with the row, one bit a channel giving 0.8
 
 
 def decode(bound: Bound, came: Tokens, constants: Any = None) -> tuple[mx.array, mx.array]:
@@ -49,14 +55,7 @@ class QualityLaws(Subject):
         for got, wanted, part in zip(
             decode(bound, came), (came.keys, came.values), ("keys", "values"), strict=True
         ):
-            a, b = numbers(got), numbers(wanted)
-            require(np.isfinite(a).all(), f"{part}: not finite")
-            norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
-            cosines = (a * b).sum(axis=-1) / np.maximum(norms, 1e-30)
-            require(
-                np.median(cosines) > _ALIKE,
-                f"{part}: decoded rows have a median cosine of {np.median(cosines):.3f}",
-            )
+            require_resemblance(got, wanted, part)
 
     @law()
     def test_hostile_values_stay_in_bounds(self, draw: Draw) -> None:
