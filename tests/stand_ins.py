@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 from attrs import field, frozen
 
+from kvcompress.cache import make_cache
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.codec import KVCodec, Pipeline
 from kvcompress.layers import LayerSpec, Rotary
@@ -71,7 +72,7 @@ class StandIn:
         return {}
 
     def make_cache(self, model: Any) -> list[Any]:
-        raise NotImplementedError
+        return make_cache(self, model)
 
     def bind(self, layer: LayerSpec) -> KVCodec:
         centre = sequence_centre(self.warmup) if self.warmup else no_centre()

@@ -27,9 +27,14 @@ Attention = Callable[..., mx.array]
 
 
 class Lease:
-    """Keeps a model's attention hooked until it is released or garbage-collected."""
+    """Keeps a model's attention hooked until it is released or garbage-collected.
 
-    def __init__(self, hooked: tuple[int, ...]) -> None:
+    Attributes:
+        model: The model, weakly; its caches know by it what they belong to.
+    """
+
+    def __init__(self, hooked: tuple[int, ...], model: Module) -> None:
+        self.model = weakref.ref(model)
         self._finalizer = weakref.finalize(self, _give_back, hooked)
         self._finalizer.atexit = False
 
@@ -65,7 +70,7 @@ def install(model: Module) -> Lease:
         _settle()
         hooked = tuple(_hook(namespace) for namespace in namespaces)
     _drain()
-    return Lease(hooked)
+    return Lease(hooked, model)
 
 
 @define

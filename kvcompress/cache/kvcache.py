@@ -18,6 +18,7 @@ from kvcompress.layers import LayerSpec
 
 if TYPE_CHECKING:
     from kvcompress.cache.batch import CompressedBatchCache
+    from kvcompress.cache.dispatch import Lease
     from kvcompress.method import CompressionMethod
 
 _ENCODE_TOKENS = 2048  # tokens coded at once; bounds what encoding holds
@@ -43,14 +44,14 @@ class CompressedKVCache:
         method: CompressionMethod,
         layer: LayerSpec,
         codec: KVCodec,
-        lease: object = None,
+        lease: Lease | None = None,
         budget: int = DEFAULT_BUDGET,
     ) -> None:
         self.method = method
         self.layer = layer
         self.codec = codec
         self.offset = 0
-        self._lease = lease
+        self.lease = lease
         self._budget = budget
         self.exact = ExactRows()
         self.store = CodeStore(codec.schema)
@@ -307,7 +308,7 @@ class CompressedKVCache:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompressedKVCache:
         """An independent sequence that shares the method's tables."""
-        new = CompressedKVCache(self.method, self.layer, self.codec, self._lease, self._budget)
+        new = CompressedKVCache(self.method, self.layer, self.codec, self.lease, self._budget)
         new.offset = self.offset
         new.exact = self.exact.copy()
         new.store = self.store.copy()

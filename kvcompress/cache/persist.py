@@ -55,10 +55,23 @@ def save_cache(
         "format": FORMAT,
         "version": str(VERSION),
         "entries": json.dumps(entries, sort_keys=True),
+        "model": _model_of(caches),
         "metadata": json.dumps(notes, sort_keys=True),
     }
     mx.eval(list(arrays.values()))
     _write(target, arrays, header)
+
+
+def _model_of(caches: Sequence[Any]) -> str:
+    """Fingerprint of the model that the caches were made for; empty where it is gone."""
+    from kvcompress.models.load import fingerprint
+
+    for cache in caches:
+        lease = getattr(cache, "lease", None)
+        model = None if lease is None else lease.model()
+        if model is not None:
+            return fingerprint(model, {})
+    return ""
 
 
 def _describe(index: int, cache: Any, arrays: dict[str, mx.array]) -> dict[str, Any]:
@@ -66,10 +79,10 @@ def _describe(index: int, cache: Any, arrays: dict[str, mx.array]) -> dict[str, 
     compressed = isinstance(cache, CompressedKVCache)
     state = compact_state(cache) if compressed else cache.state
     leaves: dict[str, Any] = {}
-    flat: list[tuple[str, Any]] = tree_flatten(state, prefix=f"{index}")  # type: ignore[assignment]
+    flat: list[tuple[str, Any]] = tree_flatten(state)  # type: ignore[assignment]
     for key, leaf in flat:
         if isinstance(leaf, mx.array):
-            arrays[key] = leaf
+            arrays[f"{index}.{key}"] = leaf
         else:
             leaves[key] = leaf
     return {"class": type(cache).__name__, "compressed": compressed, "leaves": leaves}
@@ -113,9 +126,13 @@ def load_cache(
         CalibrationRequired: The method needs its calibration.
     """
     from kvcompress.cache import make_cache
+    from kvcompress.models.load import fingerprint
 
     source = _checked_path(path)
-    entries, arrays = _read(source)
+    header = _header(source)
+    if header["model"] not in ("", fingerprint(model, {})):
+        raise CacheFileError(f"{source}: made with another model, or other weights of this one")
+    entries, arrays = _read(source, header)
     method = method or _method_of(source, entries, calibration)
     caches = make_cache(method, model)
     if len(caches) != len(entries):
@@ -137,7 +154,7 @@ def _restored(
             f"{type(cache).__name__}"
         )
     own = f"{index}."
-    leaves = [(k[len(own) :], v) for k, v in entry["leaves"].items()]
+    leaves = list(entry["leaves"].items())
     leaves += [(k[len(own) :], v) for k, v in arrays.items() if k.startswith(own)]
     state = tree_unflatten(sorted(leaves, key=lambda leaf: [int(p) for p in leaf[0].split(".")]))
     if entry["compressed"]:
@@ -151,7 +168,7 @@ def _method_of(source: Path, entries: list[dict[str, Any]], calibration: Any) ->
 
     headers = [e["leaves"] for e in entries if e["compressed"]]
     first = next(iter(headers))
-    identity = json.loads(next(v for k, v in first.items() if k.endswith(".0")))["identity"]
+    identity = json.loads(first["0"])["identity"]
     options = dict(identity["config"])
     if calibration is not None:
         options["calibration"] = calibration
@@ -195,9 +212,8 @@ def _header(source: Path) -> dict[str, str]:
     return header
 
 
-def _read(source: Path) -> tuple[list[dict[str, Any]], dict[str, mx.array]]:
+def _read(source: Path, header: dict[str, str]) -> tuple[list[dict[str, Any]], dict[str, mx.array]]:
     """Header entries and evaluated arrays of a whole file."""
-    header = _header(source)
     try:
         entries: list[dict[str, Any]] = json.loads(header["entries"])
         arrays: dict[str, mx.array] = mx.load(str(source))  # type: ignore[assignment]

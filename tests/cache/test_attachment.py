@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.generate import BatchGenerator, generate_step
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 import kvcompress
 from kvcompress import attach, detach, make_cache
@@ -165,8 +165,22 @@ def test_kv_bits_leaves_compressed_caches_alone() -> None:
     assert all(type(cache) is CompressedKVCache for cache in caches)
 
 
-def test_batches_are_of_compressed_caches_and_rows_as_if_alone() -> None:
-    model = tiny("llama")
+SHARES_CACHES = pytest.mark.xfail(reason="a batch has no keys_and_values", raises=AttributeError)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        "cohere2",
+        "gemma3_text",
+        "qwen3_next",
+        pytest.param("gemma3n", marks=SHARES_CACHES),
+        pytest.param("afm7", marks=SHARES_CACHES),
+    ],
+)
+def test_batches_are_of_compressed_caches_and_rows_as_if_alone(family: str) -> None:
+    model = tiny(family)
     prompts = [[3, 1, 4, 1, 5] * 6, [9, 2, 6, 5] * 4, [35] * 3]
 
     def answers() -> tuple[dict[int, list[int]], set[type]]:
@@ -183,7 +197,8 @@ def test_batches_are_of_compressed_caches_and_rows_as_if_alone() -> None:
     expected, _ = answers()
     with attach(model, SPARES_NOTHING):
         batched, kinds = answers()
-    assert kinds == {CompressedBatchCache}
+    assert CompressedBatchCache in kinds
+    assert BatchKVCache not in kinds
     assert batched == expected
 
 

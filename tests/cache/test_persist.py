@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from kvcompress.cache import make_cache, persist
+from kvcompress.cache.persist import load_cache, read_metadata, save_cache
+from kvcompress.errors import CacheFileError, ConfigError
+from kvcompress.registry import get_method
+from tests.zoo import tiny
+
+PROMPT = mx.array([[(7 * i + i * i) % 61 for i in range(150)]])
+
+
+def filled(model: Any, **options: Any) -> list[Any]:
+    method = get_method("turboquant", **({"window": 16, "bits": 3} | options))
+    caches = make_cache(method, model)
+    mx.eval(model(PROMPT, cache=caches))
+    return caches
+
+
+def next_tokens(model: Any, caches: list[Any], count: int = 12) -> list[int]:
+    out, token = [], mx.array([[1]])
+    for _ in range(count):
+        token = model(token, cache=caches)[:, -1].argmax(-1, keepdims=True)
+        out.append(int(token.item()))
+    return out
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_a_loaded_cache_goes_on_as_if_never_stopped(family: str, tmp_path: Path) -> None:
+    model = tiny(family)
+    caches = filled(model)
+    save_cache(tmp_path / "a.safetensors", caches, {"model": family})
+    loaded = load_cache(tmp_path / "a.safetensors", model)
+    assert read_metadata(tmp_path / "a.safetensors") == {"model": family}
+    assert [type(c) for c in loaded] == [type(c) for c in caches]
+    assert next_tokens(model, loaded) == next_tokens(model, caches)
+
+
+def test_codes_take_their_packed_size_on_disk(tmp_path: Path) -> None:
+    caches = filled(tiny("llama"))
+    save_cache(tmp_path / "a.safetensors", caches)
+    stored = sum(c.report.predicted_bytes for c in caches)
+    assert stored < (tmp_path / "a.safetensors").stat().st_size < stored + 16_000
+
+
+def test_a_fresh_process_goes_on(tmp_path: Path) -> None:
+    model = tiny("llama")
+    caches = filled(model)
+    save_cache(tmp_path / "a.safetensors", caches)
+    code = (
+        "import sys; from tests.cache.test_persist import *; model = tiny('llama');"
+        "print(next_tokens(model, load_cache(sys.argv[1], model)))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "a.safetensors")]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.strip() == str(next_tokens(model, caches))
+
+
+def test_every_truncation_is_noticed(tmp_path: Path) -> None:
+    model, whole = tiny("llama"), tmp_path / "a.safetensors"
+    save_cache(whole, filled(model))
+    content = whole.read_bytes()
+    for size in np.linspace(0, len(content) - 1, 9).astype(int):
+        (tmp_path / "b.safetensors").write_bytes(content[:size])
+        with pytest.raises(CacheFileError, match=r"b\.safetensors"):
+            load_cache(tmp_path / "b.safetensors", model)
+
+
+def test_foreign_older_and_missing_files_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, path = tiny("llama"), tmp_path / "a.safetensors"
+    with pytest.raises(CacheFileError, match="no such file"):
+        load_cache(path, model)
+    mx.save_safetensors(str(path), {"x": mx.zeros(3)})
+    with pytest.raises(CacheFileError, match="not written by kvcompress"):
+        load_cache(path, model)
+    monkeypatch.setattr(persist, "VERSION", 0)
+    save_cache(path, filled(model))
+    monkeypatch.undo()
+    with pytest.raises(CacheFileError, match="has format version 0"):
+        load_cache(path, model)
+
+
+def test_another_model_or_method_is_refused(tmp_path: Path) -> None:
+    path, model = tmp_path / "a.safetensors", tiny("llama")
+    save_cache(path, filled(model))
+    with pytest.raises(CacheFileError, match="differs in"):
+        load_cache(path, model, method=get_method("turboquant", bits=4, window=16))
+    with pytest.raises(CacheFileError, match="another model"):
+        load_cache(path, tiny("qwen2"))
+
+
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, model = tmp_path / "a.safetensors", tiny("llama")
+    save_cache(path, filled(model))
+    before = path.read_bytes()
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(persist.os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_cache(path, filled(model, bits=2))
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
+    from mlx_lm.models.cache import KVCache
+
+    with pytest.raises(ConfigError, match=r"must end in \.safetensors"):
+        save_cache(tmp_path / "a.npz", [])
+    with pytest.raises(ConfigError, match="at least one compressed cache"):
+        save_cache(tmp_path / "a.safetensors", [KVCache()])
+    with pytest.raises(ConfigError, match="strings to strings"):
+        save_cache(tmp_path / "a.safetensors", filled(tiny("llama")), {"n": 3})  # type: ignore[dict-item]
