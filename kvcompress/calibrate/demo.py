@@ -109,10 +109,10 @@ def _sources(methods: Sequence[Any]) -> Iterator[Path]:
     for name in _CODE:
         yield from (core / name).glob("*.py")
     for method in methods:
-        root = importlib.import_module(type(method).__module__.partition(".")[0])
-        if root.__file__ is not None:
-            path = Path(root.__file__)
-            yield from path.parent.rglob("*.py") if path.name == "__init__.py" else [path]
+        module = importlib.import_module(type(method).__module__)
+        path = getattr(module, "__file__", None)
+        if path is not None:  # not typed into an interpreter
+            yield from Path(path).parent.glob("*.py") if module.__package__ else [Path(path)]
 
 
 def _digest(path: Path) -> str:
