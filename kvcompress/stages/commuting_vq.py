@@ -1,0 +1,163 @@
+"""Additive vector quantisation whose centres commute with rotary embedding.
+
+CommVQ (arXiv 2506.18879): read as a complex number for each pair of channels that RoPE turns, a
+centre is ``z_a + i z_b``, both from one table of ``N`` vectors. Turning a decoded key is turning
+the tables. Channels that do not rotate have a free part ``u_a + v_b``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from attrs import field, frozen
+from numpy.typing import NDArray
+
+from kvcompress.errors import ConfigError
+from kvcompress.layers import Rotary
+from kvcompress.stages.product_vq import bits_of, evaluated
+from kvcompress.stages.tables import chunked, gather, nearest
+
+
+def complex_pairs(
+    x: NDArray[np.floating[Any]], rotary: Rotary | None
+) -> tuple[NDArray[np.complexfloating[Any, Any]], NDArray[np.floating[Any]]]:
+    """Vectors ``(..., D)`` as complex pairs ``(..., P)`` and what does not rotate ``(..., Q)``."""
+    dims = 0 if rotary is None else rotary.dims
+    if rotary is not None and rotary.traditional:
+        first, second = x[..., 0:dims:2], x[..., 1:dims:2]
+    else:
+        first, second = x[..., : dims // 2], x[..., dims // 2 : dims]
+    return first + 1j * second, x[..., dims:]
+
+
+def _turning(values: np.ndarray | mx.array) -> mx.array:
+    return evaluated("CommutingVQ", "turning", values, 5)
+
+
+def _still(values: np.ndarray | mx.array | None) -> mx.array | None:
+    return None if values is None else evaluated("CommutingVQ", "still", values, 5)
+
+
+@frozen(eq=False)
+class CommutingVQ:
+    """Stages of ``N^2`` centres, each named by two codes: ``b``, then ``a``.
+
+    Packed, a pair of codes is the one index ``N a + b``. Entry 0 of the tables that
+    :func:`kvcompress.fit.em.fit_commuting` makes is zero, so a stage never adds to an error.
+
+    Attributes:
+        turning: ``(H, R, N, 2, P)`` real and imaginary parts, float16 or float32.
+        still: ``(H, R, 2, N, Q)``, ``u`` and ``v``; ``None`` where every channel rotates.
+        rotary: Says which channels form a pair; ``None`` where none rotates (``P = 0``).
+    """
+
+    turning: mx.array = field(converter=_turning)
+    rotary: Rotary | None
+    still: mx.array | None = field(default=None, converter=_still)
+    bits: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        H, R, N, parts, pairs = self.turning.shape
+        object.__setattr__(self, "bits", bits_of("CommutingVQ", N))
+        if self.bits > 6:
+            raise ConfigError(f"CommutingVQ: a table must have at most 64 entries (got {N})")
+        dims = 0 if self.rotary is None else self.rotary.dims
+        if parts != 2 or pairs != dims // 2:
+            raise ConfigError(
+                f"CommutingVQ: turning must have shape (H, R, N, 2, {dims // 2}) for {dims} "
+                f"rotating channels (got {self.turning.shape})"
+            )
+        if self.still is not None and self.still.shape[:4] != (H, R, 2, N):
+            raise ConfigError(
+                f"CommutingVQ: still must have shape ({H}, {R}, 2, {N}, Q) (got {self.still.shape})"
+            )
+
+    @property
+    def dim(self) -> int:
+        """Channels of a vector."""
+        rest = 0 if self.still is None else int(self.still.shape[-1])
+        return 2 * int(self.turning.shape[-1]) + rest
+
+    @property
+    def sub_dim(self) -> int:
+        """Channels that a code speaks of: all."""
+        return self.dim
+
+    @property
+    def stages(self) -> int:
+        """Stages, ``R``."""
+        return int(self.turning.shape[1])
+
+    @property
+    def codes(self) -> int:
+        """Codes a vector: two a stage."""
+        return 2 * self.stages
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the tables."""
+        still = 0 if self.still is None else int(self.still.nbytes)
+        return int(self.turning.nbytes) + still
+
+    def book(self) -> mx.array:
+        """What each code adds, ``(H, 2 R, N, D)`` float32 in the layer's order of channels."""
+        real, imaginary = mx.split(self.turning.astype(mx.float32), 2, axis=3)
+        first = mx.stack([-imaginary, real], axis=2).squeeze(4)  # i z for b, z for a
+        second = mx.stack([real, imaginary], axis=2).squeeze(4)
+        if self.rotary is not None and self.rotary.traditional:
+            whole = mx.stack([first, second], axis=-1).flatten(-2)
+        else:
+            whole = mx.concatenate([first, second], axis=-1)
+        if self.still is not None:
+            u_and_v = self.still.astype(mx.float32)
+            whole = mx.concatenate([whole, u_and_v[:, :, ::-1]], axis=-1)
+        return whole.flatten(1, 2)
+
+    def encode(self, u: mx.array) -> mx.array:
+        """The greedy codes of ``(B, H, T, D)`` float32: ``(B, H, T, 2 R)`` uint8."""
+        book = self.book()
+        N = 1 << self.bits
+        squares = 0.5 * mx.square(book).sum(axis=-1)
+
+        def encode_few(rows: mx.array) -> mx.array:
+            codes = []
+            for stage in range(self.stages):
+                turned, direct = book[None, :, 2 * stage], book[None, :, 2 * stage + 1]
+                half = (
+                    direct @ turned.swapaxes(-1, -2)
+                    + squares[None, :, 2 * stage + 1, :, None]
+                    + squares[None, :, 2 * stage, None, :]
+                )
+                of_a, of_b = rows @ direct.swapaxes(-1, -2), rows @ turned.swapaxes(-1, -2)
+                distances = half[:, :, None] - of_a[..., None] - of_b[..., None, :]
+                index = nearest(distances.flatten(-2))
+                b, a = index & (N - 1), index >> self.bits
+                rows = rows - _rows_of(turned, b) - _rows_of(direct, a)
+                codes += [b, a]
+            return mx.stack(codes, axis=-1).astype(mx.uint8)
+
+        return chunked(encode_few, u, u.shape[0] * u.shape[1] * N * N)
+
+    def decode(self, codes: mx.array) -> mx.array:
+        """``(B, H, T, 2 R)`` to ``(B, H, T, D)`` float32: a view of ``(B, H, D, T)``."""
+        book = self.book().swapaxes(-1, -2)[None]
+        out = gather(book[:, :, :1], codes[..., :1])
+        for place in range(1, self.codes):
+            out = out + gather(book[:, :, place : place + 1], codes[..., place : place + 1])
+        return out.squeeze(2).swapaxes(-1, -2)
+
+    def tables(self, q: mx.array) -> mx.array:
+        """Scores of queries against every entry: ``(B, H, M, D)`` to ``(B, H, 2 R, M, N)``.
+
+        For codes that are read unrotated; rotated keys are decoded.
+        """
+        B, H, M, _ = q.shape
+        book = self.book().flatten(1, 2)
+        return (q @ book.swapaxes(-1, -2)).reshape(B, H, M, self.codes, -1).swapaxes(2, 3)
+
+
+def _rows_of(table: mx.array, codes: mx.array) -> mx.array:
+    """Entries ``(1, H, N, D)`` at codes ``(B, H, T)``: ``(B, H, T, D)``."""
+    return mx.take_along_axis(table, codes[..., None], axis=2)

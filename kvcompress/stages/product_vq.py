@@ -1,0 +1,144 @@
+"""Product vector quantisation: each sub-vector to the nearest entry of a codebook.
+
+``D`` channels are cut into ``D / s`` sub-vectors of ``s`` neighbouring channels, each coded by
+``bits`` bits: ``bits / s`` bits a channel (Jegou, Douze and Schmid, 2011; VecInfer, arXiv
+2510.06175; A2ATS, arXiv 2502.12665).
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+from attrs import field, frozen
+
+from kvcompress.errors import ConfigError
+from kvcompress.stages.tables import chunked, gather, nearest
+
+MAX_BITS = 12
+
+
+def evaluated(owner: str, name: str, values: np.ndarray | mx.array, dims: int) -> mx.array:
+    """A table of ``dims`` axes as float16 where it is given so, else float32.
+
+    Raises:
+        ConfigError: It has other axes, or entries that are not finite.
+    """
+    table = values if isinstance(values, mx.array) else mx.array(np.asarray(values))
+    if table.dtype != mx.float16:
+        table = table.astype(mx.float32)
+    if table.ndim != dims or not table.size:
+        raise ConfigError(f"{owner}: {name} must have {dims} axes (got shape {table.shape})")
+    if not mx.isfinite(table).all().item():
+        raise ConfigError(f"{owner}: {name} must be finite in {table.dtype}")
+    mx.eval(table)
+    return table
+
+
+def bits_of(owner: str, entries: int) -> int:
+    """Bits of a code that names one of ``entries``.
+
+    Raises:
+        ConfigError: That is not a whole number from 1 to 12.
+    """
+    bits = entries.bit_length() - 1
+    if entries != 1 << bits or not 1 <= bits <= MAX_BITS:
+        raise ConfigError(
+            f"{owner}: a codebook must have 2, 4, ... or {1 << MAX_BITS} entries (got {entries})"
+        )
+    return bits
+
+
+def _codebook(values: np.ndarray | mx.array) -> mx.array:
+    return evaluated("ProductVQ", "codebook", values, 4)
+
+
+def _metric(values: np.ndarray | mx.array | None) -> mx.array | None:
+    return None if values is None else evaluated("ProductVQ", "metric", values, 4)
+
+
+@frozen(eq=False)
+class ProductVQ:
+    """Sub-vectors to entries of a codebook, each head's and sub-space's own or shared.
+
+    The codebook may be float16, at half the bytes: distances are measured to the entries as they
+    decode. With a metric the nearest entry is the one of least ``(x - c) M (x - c)^T`` (A2ATS,
+    Eq. 14), which equals whitening by a Cholesky factor of ``M`` and costs nothing to decode.
+
+    Attributes:
+        codebook: ``(H or 1, D / s or 1, 2**bits, s)``.
+        dim: Channels of a vector, ``D``; from the codebook unless sub-spaces share it.
+        metric: ``(H or 1, D / s or 1, s, s)`` symmetric positive, or ``None`` for the identity.
+    """
+
+    codebook: mx.array = field(converter=_codebook)
+    dim: int = 0
+    metric: mx.array | None = field(default=None, converter=_metric)
+    bits: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        heads, spaces, entries, size = self.codebook.shape
+        object.__setattr__(self, "bits", bits_of("ProductVQ", entries))
+        dim = self.dim or spaces * size
+        object.__setattr__(self, "dim", dim)
+        if dim % size or spaces not in (1, dim // size):
+            raise ConfigError(
+                f"ProductVQ: a codebook for {dim} channels in sub-vectors of {size} must have "
+                f"1 or {dim / size:g} sub-spaces (got {spaces})"
+            )
+        if self.metric is not None:
+            H, n, *square = self.metric.shape
+            if square != [size, size] or H not in (1, heads) or n not in (1, dim // size):
+                raise ConfigError(
+                    f"ProductVQ: metric must have shape ({heads} or 1, {dim // size} or 1, "
+                    f"{size}, {size}) to match the codebook (got {self.metric.shape})"
+                )
+
+    @property
+    def sub_dim(self) -> int:
+        """Channels of a sub-vector, ``s``."""
+        return int(self.codebook.shape[3])
+
+    @property
+    def codes(self) -> int:
+        """Codes a vector: one a sub-vector."""
+        return self.dim // self.sub_dim
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the codebook and the metric."""
+        metric = 0 if self.metric is None else int(self.metric.nbytes)
+        return int(self.codebook.nbytes) + metric
+
+    def encode(self, u: mx.array) -> mx.array:
+        """The nearest entries of ``(B, H, T, D)`` float32: ``(B, H, T, D / s)``, ties to the lower.
+
+        Distances are held for a few tokens at a time.
+        """
+        entries = self.codebook.astype(mx.float32)
+        seen = entries if self.metric is None else entries @ self.metric
+        # One product gives |c|^2 - 2 x c: what of the distance depends on the entry.
+        energy = (seen * entries).sum(axis=-1, keepdims=True)
+        table = mx.concatenate([seen * -2.0, energy], axis=-1).swapaxes(-1, -2)
+        B, H, _, _ = u.shape
+
+        def encode_few(rows: mx.array) -> mx.array:
+            cut = rows.reshape(B, H, -1, self.codes, self.sub_dim).swapaxes(2, 3)
+            padded = mx.concatenate([cut, mx.ones((*cut.shape[:-1], 1))], axis=-1)
+            return nearest(padded @ table).swapaxes(2, 3)
+
+        return chunked(encode_few, u, B * H * self.codes << self.bits)
+
+    def decode(self, codes: mx.array) -> mx.array:
+        """``(B, H, T, D / s)`` to ``(B, H, T, D)`` float32: a view of ``(B, H, D, T)``."""
+        B, H, T, _ = codes.shape
+        entries = self.codebook.astype(mx.float32).swapaxes(-1, -2)
+        return gather(entries[None], codes).reshape(B, H, self.dim, T).swapaxes(-1, -2)
+
+    def tables(self, q: mx.array) -> mx.array:
+        """Scores of queries against every entry: ``(B, H, M, D)`` to ``(B, H, D / s, M, 2**bits)``.
+
+        The score of a token is the sum of its codes' entries over the sub-spaces.
+        """
+        B, H, M, _ = q.shape
+        cut = q.reshape(B, H, M, self.codes, self.sub_dim).swapaxes(2, 3)
+        return cut @ self.codebook.astype(mx.float32).swapaxes(-1, -2)

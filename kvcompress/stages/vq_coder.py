@@ -1,0 +1,90 @@
+"""Vectors stored as the codes of a vector quantiser; attention reads the codes."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+from attrs import field, frozen
+
+from kvcompress.schema import Field
+from kvcompress.stages.base import Fields
+from kvcompress.stages.gain import decode_gain, encode_gain, row_gain
+from kvcompress.stages.pack import pack, unpack, words
+from kvcompress.stages.tables import TableQuantiser, table_scores, tables_pay
+
+
+@frozen
+class VQCoder:
+    """Codes of a vector quantiser, and a gain where the quantiser is for vectors of unit scale.
+
+    Fields: ``codes``, bytes at 8 bits, else packed words; with a gain ``gain``, uint16, one for
+    all heads of a token as in CommVQ (:mod:`kvcompress.stages.gain`).
+
+    Attributes:
+        quantiser: Codes the vectors, or with a gain the vectors divided by it.
+        heads: Heads of a layer, ``H``.
+        gain: Whether the root mean square over all heads and channels is taken out.
+    """
+
+    quantiser: TableQuantiser
+    heads: int
+    gain: bool = False
+    _fields: tuple[Field, ...] = field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        count, bits = self.quantiser.codes, self.quantiser.bits
+        dtype, width = ("uint8", count) if bits == 8 else ("uint32", words(count, bits))
+        codes = Field("codes", dtype, width, self.heads, payload_bits=count * bits)
+        gain = (Field("gain", "uint16", 1, 1),) if self.gain else ()
+        object.__setattr__(self, "_fields", (codes, *gain))
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Codes, and the gain."""
+        return self._fields
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the quantiser's tables."""
+        return self.quantiser.table_bytes
+
+    def encode(self, z: mx.array) -> dict[str, mx.array]:
+        """``(B, H, T, D)`` float32 to codes and gain."""
+        if not self.gain:
+            return {"codes": self._write(self.quantiser.encode(z))}
+        B, H, T, D = z.shape
+        rms, _ = row_gain(z.swapaxes(1, 2).reshape(B, 1, T, H * D))
+        gain = encode_gain(rms)
+        scale = decode_gain(gain)  # what decoding multiplies by
+        unit = z / mx.where(scale > 0, scale, 1.0)
+        return {"codes": self._write(self.quantiser.encode(unit)), "gain": gain}
+
+    def decode(self, fields: Fields) -> mx.array:
+        """Stored fields to ``(B, H, T, D)`` float32."""
+        decoded = self.quantiser.decode(self._read(fields["codes"]))
+        return decoded * decode_gain(fields["gain"]) if self.gain else decoded
+
+    def scores(self, q: mx.array, fields: Fields) -> mx.array:
+        """``q . z``: a table of each query's scores and look-ups, or decoding where rows are many.
+
+        ``(B, H, M, D)`` float32 to ``(B, H, M, T)``.
+        """
+        codes = self._read(fields["codes"])
+        if tables_pay(self.quantiser, rows=q.shape[2], tokens=codes.shape[2]):
+            scores = table_scores(self.quantiser.tables(q), codes)
+        else:
+            scores = q @ self.quantiser.decode(codes).swapaxes(-1, -2)
+        return scores * decode_gain(fields["gain"]).swapaxes(-1, -2) if self.gain else scores
+
+    def mix(self, weights: mx.array, fields: Fields) -> mx.array:
+        """``p @ z``, decoded once a head: ``(B, H, M, T)`` float32 to ``(B, H, M, D)``."""
+        if self.gain:
+            weights = weights * decode_gain(fields["gain"]).swapaxes(-1, -2)
+        return weights @ self.quantiser.decode(self._read(fields["codes"]))
+
+    def _write(self, codes: mx.array) -> mx.array:
+        return codes if self.quantiser.bits == 8 else pack(codes, self.quantiser.bits)
+
+    def _read(self, stored: mx.array) -> mx.array:
+        if self.quantiser.bits == 8:
+            return stored
+        return unpack(stored, self.quantiser.bits, self.quantiser.codes)
