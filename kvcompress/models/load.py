@@ -23,7 +23,7 @@ DTYPES: Final = ("float32", "float16", "bfloat16")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-@frozen
+@frozen(eq=False)
 class LoadedModel:
     """A model with its tokenizer and where both came from.
 
@@ -76,10 +76,10 @@ def load_model(name: str = EMBEDDED, dtype: str | None = None) -> LoadedModel:
             f"model {name!r}: mlx-lm could not load it ({type(error).__name__}: {error})"
         ) from error
     identity = fingerprint(model, config)
+    if dtype is None and not (mx.metal.is_available() or mx.cuda.is_available()):
+        dtype = "float32"
     if dtype is not None:
-        model.set_dtype(getattr(mx, dtype))
-    elif not (mx.metal.is_available() or mx.cuda.is_available()):
-        model.set_dtype(mx.float32)
+        _cast(model, getattr(mx, dtype))
     return LoadedModel(model, tokenizer, name, source, _main_dtype(model), identity)
 
 
@@ -124,6 +124,21 @@ def _source(name: str) -> str:
     raise UnsupportedModel(
         f"model {name!r} is neither {EMBEDDED!r}, nor a folder, nor a hub name 'owner/model'"
     )
+
+
+def _cast(model: Any, dtype: mx.Dtype) -> None:
+    """Cast the floating-point parameters in place, but for those that mlx-lm's model exempts."""
+    import mlx.core as mx
+    from mlx.utils import tree_map_with_path
+
+    castable = getattr(model, "cast_predicate", lambda name: True)
+
+    def cast_one(name: str, parameter: mx.array) -> mx.array:
+        floating = mx.issubdtype(parameter.dtype, mx.floating)
+        return parameter.astype(dtype) if floating and castable(name) else parameter
+
+    model.update(tree_map_with_path(cast_one, model.parameters()))
+    mx.eval(model.parameters())  # another thread could not
 
 
 def _parameters(model: Any) -> dict[str, mx.array]:

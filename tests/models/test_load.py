@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,29 @@ def test_a_type_that_is_asked_for_is_used(tmp_path: Path, no_gpu: None, dtype: s
     loaded = load_model(str(write_model(tmp_path / "m")), dtype)
     assert dtypes(loaded) == {dtype}
     assert loaded.dtype == dtype
+
+
+def test_parameters_that_a_model_exempts_are_not_cast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlx_lm.models.llama import Model
+
+    monkeypatch.setattr(
+        Model,
+        "cast_predicate",
+        property(lambda self: lambda name: "norm" not in name),
+        raising=False,
+    )
+    loaded = load_model(str(write_model(tmp_path / "m", mx.float32)), "float16")
+    assert loaded.model.model.norm.weight.dtype == mx.float32
+    assert loaded.dtype == "float16"
+
+
+def test_another_thread_can_run_the_model(tmp_path: Path, no_gpu: None) -> None:
+    loaded = load_model(str(write_model(tmp_path / "m")))
+    with ThreadPoolExecutor(1) as pool:
+        logits = pool.submit(lambda: loaded.model(mx.array([[1, 2]])).tolist()).result()
+    assert len(logits[0]) == 2
 
 
 def test_packed_weights_stay_and_compute_the_same(tmp_path: Path, no_gpu: None) -> None:
