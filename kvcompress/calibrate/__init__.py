@@ -2,11 +2,16 @@
 
 A method that calibrates implements :class:`~kvcompress.calibrate.contract.Calibrated` and reads
 its tables in ``bind`` through :func:`calibration_of`.
+
+The package bears the name of the public function, so it can be called as one:
+``kvcompress.calibrate(model, tokenizer, text)`` works whatever was imported first.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,3 +51,14 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
+
+
+class _Package(ModuleType):
+    def __call__(self, *args: Any, **kwargs: Any) -> Calibration:
+        """Call :func:`kvcompress.calibrate.api.calibrate`."""
+        from kvcompress.calibrate.api import calibrate
+
+        return calibrate(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Package

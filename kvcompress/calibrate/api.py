@@ -13,7 +13,7 @@ from typing import Any, Final
 import attrs
 
 from kvcompress.calibrate.calibration import Calibration, Fit
-from kvcompress.calibrate.capture import SAMPLE_TOKENS, record
+from kvcompress.calibrate.capture import record
 from kvcompress.calibrate.contract import Progress, fit_key
 from kvcompress.calibrate.fitting import fit_layers, measure
 from kvcompress.calibrate.samples import LayerSamples
@@ -64,15 +64,8 @@ def calibrate(
     chosen = configured(methods)
     source = source_of(text)
     windows = text_windows(tokenizer, source, tokens)
-    centroids = max((getattr(method, "centroids", 0) for method in chosen), default=0)
     start = time.perf_counter()
-    samples = record(
-        model,
-        windows,
-        seed=seed,
-        sample=max(SAMPLE_TOKENS, TOKENS_PER_CENTROID * centroids + HELD_OUT),
-        progress=progress,
-    )
+    samples = record(model, windows, seed=seed, progress=progress)
     seconds = time.perf_counter() - start
     read = sum(map(len, windows))
     calibration = Calibration(
@@ -93,17 +86,17 @@ def calibrate(
     return attrs.evolve(calibration, fits=fits)
 
 
-def configured(methods: Sequence[Any]) -> list[Any]:
-    """Methods from instances, classes and names, each set of tables once.
+def configured(methods: Any) -> list[Any]:
+    """Methods from instances, classes and names, or from one of these; each set of tables once.
 
     Raises:
-        ConfigError: ``methods`` is no sequence, or an item is none of these.
+        ConfigError: An item is none of these.
         KVCompressError: As ``get_method``.
     """
     from kvcompress.cli.options import parse_method
     from kvcompress.registry import get_method
 
-    if isinstance(methods, str):
+    if isinstance(methods, str) or hasattr(methods, "bind"):
         methods = [methods]
     found = []
     for item in methods:
@@ -129,10 +122,11 @@ def _fitted(
     progress: Progress | None,
 ) -> Fit:
     """A method's tables with their report."""
-    if "calibration" not in {field.name for field in attrs.fields(type(method))}:
+    cls = type(method)
+    if not attrs.has(cls) or "calibration" not in attrs.fields_dict(cls):
         raise BrokenPlugin(
-            f"{method.name}: a method with fit() must declare calibration: Calibration | None = "
-            f"calibration_field()"
+            f"{method.name}: a method with fit() must be an attrs class that declares "
+            f"calibration: Calibration | None = calibration_field()"
         )
     start = time.perf_counter()
     fit = fit_layers(method, [one for one, _ in halves], seed, progress)
@@ -147,12 +141,13 @@ def _fitted(
 
 def _warn_if_few(method: Any, sampled: int, read: int) -> None:
     centroids = getattr(method, "centroids", 0)
+    wanted = TOKENS_PER_CENTROID * centroids + HELD_OUT
     if sampled < TOKENS_PER_CENTROID * centroids:
-        wanted = TOKENS_PER_CENTROID * centroids + HELD_OUT
+        remedy = f"a longer text or tokens={wanted}" if read < wanted else "no more fit in memory"
         warnings.warn(
             f"{method.name}: {sampled} tokens are few for {centroids} centroids; for "
             f"{TOKENS_PER_CENTROID} tokens each, calibrate on at least {wanted} tokens "
-            f"({read} were read: a longer text, or tokens={wanted}), or ask for fewer centroids",
+            f"({read} were read: {remedy}), or ask for fewer centroids",
             stacklevel=3,
         )
 

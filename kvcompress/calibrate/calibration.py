@@ -61,6 +61,10 @@ class Calibration:
     provenance: Mapping[str, Any]
     seconds: float = 0.0
 
+    def __attrs_post_init__(self) -> None:
+        for _, array in self.arrays():
+            array.setflags(write=False)
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the layers and every array; not of the provenance."""

@@ -16,7 +16,6 @@ from kvcompress.calibrate.selection import choose_rows
 from kvcompress.errors import UnsupportedModel
 from kvcompress.layers import LayerSpec
 
-SAMPLE_TOKENS: Final = 8192
 SAMPLE_BYTES: Final = 2 << 30
 QUERY_TOKENS: Final = 1024
 CHUNK: Final = 512  # tokens a forward step; a quarter of the transients of a whole window
@@ -27,19 +26,17 @@ def record(
     windows: list[list[int]],
     *,
     seed: int = 0,
-    sample: int = SAMPLE_TOKENS,
     progress: Progress | None = None,
 ) -> list[LayerSamples]:
     """Record every layer that can be compressed in one pass over the windows.
 
-    The sample is at most ``sample`` tokens and ``SAMPLE_BYTES`` bytes over all layers; moments are
-    over all tokens. The model's output layer is never computed.
+    Moments are over all tokens. The sample holds all tokens too, or as many as fit in 2 GiB over
+    all layers. The model's output layer is never computed.
 
     Args:
         model: An mlx-lm model.
         windows: Token ids; each window starts with fresh caches.
-        seed: Chooses the sampled tokens.
-        sample: Tokens to sample.
+        seed: Chooses the sampled tokens where not all fit.
         progress: Told of each window, in tokens.
 
     Raises:
@@ -49,7 +46,7 @@ def record(
     recorders = {layer.index: LayerRecorder(layer) for layer in layers}
     if not recorders:
         raise UnsupportedModel("calibrate: no layer of the model keeps a cache to compress")
-    sample = min(sample, SAMPLE_BYTES // sum(map(_row_bytes, layers)))
+    sample = SAMPLE_BYTES // sum(map(_row_bytes, layers))
     lengths = [len(window) for window in windows]
     chosen = choose_rows(lengths, sample, skip=SKIP, seed=seed)
     chosen_queries = choose_rows(lengths, QUERY_TOKENS, skip=SKIP, seed=seed)

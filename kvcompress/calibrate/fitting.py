@@ -62,7 +62,6 @@ def _table(where: str, name: str, table: Any) -> NDArray[Any]:
         kept = table.astype(np.float32) if table.dtype == np.float64 else np.array(table)
     if not np.isfinite(kept).all():
         raise BrokenPlugin(f"{where}: {name} is not finite in {kept.dtype}")
-    kept.setflags(write=False)
     return kept
 
 

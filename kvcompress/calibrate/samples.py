@@ -97,13 +97,17 @@ class LayerSamples:
     def split(self, held_out: int) -> tuple[LayerSamples, LayerSamples]:
         """Divide the tokens into all but the last ``held_out``, and these; queries go to both."""
         cut = len(self.keys) - held_out
+        return self._part(slice(cut)), self._part(slice(cut, None))
 
-        def part(rows: slice) -> LayerSamples:
-            return attrs.evolve(
-                self, keys=self.keys[rows], positions=self.positions[rows], values=self.values[rows]
-            )
+    def thinned(self, limit: int) -> LayerSamples:
+        """At most ``limit`` tokens, spread evenly; all queries."""
+        count = len(self.keys)
+        return self if count <= limit else self._part(np.arange(limit) * count // limit)
 
-        return part(slice(cut)), part(slice(cut, None))
+    def _part(self, rows: slice | Rows) -> LayerSamples:
+        return attrs.evolve(
+            self, keys=self.keys[rows], positions=self.positions[rows], values=self.values[rows]
+        )
 
 
 def rotated(rows: Array, layer: LayerSpec, positions: Sequence[int] | Rows) -> Array:

@@ -108,6 +108,11 @@ def test_the_bytes_are_the_same_in_every_process(tmp_path: Path) -> None:
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+def test_tables_do_not_depend_on_the_other_methods() -> None:
+    alone, together = made(Peak()), made(Peak(bits=2, centroids=20), Peak())
+    assert to_bytes(together.subset([Peak()])) == to_bytes(alone)
+
+
 def test_another_seed_draws_and_samples_otherwise() -> None:
     assert to_bytes(made(Peak())) == to_bytes(made(Peak()))
     a, b = (made(Peak(), seed=seed) for seed in (0, 1))
@@ -120,6 +125,7 @@ def test_methods_are_instances_classes_names_and_grids(peak: str) -> None:
     methods = configured([Peak(bits=2), Peak, "peak:bits=3,4", Plain])
     assert [getattr(method, "bits", None) for method in methods] == [2, 8, 3, 4, None]
     assert [method.bits for method in configured("peak:bits=5")] == [5]
+    assert [method.bits for method in configured(Peak(bits=6))] == [6]
 
 
 def test_the_same_tables_are_fitted_once(peak: str) -> None:
@@ -145,9 +151,15 @@ def test_few_tokens_for_many_centroids_are_warned_of() -> None:
     with pytest.warns(
         UserWarning,
         match=r"peak: 559 tokens are few for 64 centroids; .* calibrate on at least 1536 tokens "
-        r"\(600 were read: a longer text, or tokens=1536\), or ask for fewer centroids",
+        r"\(600 were read: a longer text or tokens=1536\), or ask for fewer centroids",
     ):
         made(Peak(centroids=64))
+
+
+def test_a_sample_that_memory_bounds_is_warned_of_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcompress.calibrate.capture.SAMPLE_BYTES", 1 << 12)
+    with pytest.warns(UserWarning, match="600 were read: no more fit in memory"):
+        made(Peak(centroids=5))
 
 
 def test_enough_tokens_are_not_warned_of(recwarn: pytest.WarningsRecorder) -> None:
@@ -169,8 +181,15 @@ def test_a_method_must_take_the_calibration_it_fits() -> None:
         def fit(self, samples: Any, *, seed: int) -> Any:
             return {}
 
-    with pytest.raises(BrokenPlugin, match="must declare calibration"):
+    with pytest.raises(BrokenPlugin, match="attrs class that declares calibration"):
         made(Forgetful())
+
+    class Unfrozen:
+        name = "unfrozen"
+        bind = fit = config = dict
+
+    with pytest.raises(BrokenPlugin, match=r"unfrozen: .* must be an attrs class"):
+        made(Unfrozen())
 
 
 def test_progress_tells_of_every_step() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import attrs
 import numpy as np
@@ -22,6 +23,15 @@ def test_tables_and_moments_are_those_of_the_layer() -> None:
             assert set(tables) == {"key_steps", "value_steps", "drawn"}
             expected = 2 * moments.post_key_max / 2 ** (bits - 1)
             np.testing.assert_allclose(tables["key_steps"], expected, rtol=1e-6)
+
+
+def test_nothing_in_it_can_be_written(tmp_path: Path) -> None:
+    made = calibration(Peak())
+    made.save(tmp_path / "cal")
+    for one in (made, Calibration.load(tmp_path / "cal")):
+        assert not any(array.flags.writeable for _, array in one.arrays())
+        with pytest.raises(ValueError, match="read-only"):
+            one.tables(Peak(), LAYERS[0])["key_steps"][0] = 0
 
 
 def test_options_outside_fit_options_do_not_matter() -> None:

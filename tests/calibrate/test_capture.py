@@ -86,23 +86,22 @@ def test_a_window_may_come_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(cut.queries, whole.queries, atol=1e-5)
 
 
-def test_the_sample_is_bounded_and_the_same_for_every_layer() -> None:
-    first, second = record(tiny_llama(), WINDOWS, sample=20)
+def test_the_sample_keeps_to_its_bytes_and_is_the_same_for_every_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = 4 * 2 * (8 + 8) * 2  # keys and values of two heads and two layers, float32
+    monkeypatch.setattr(capture, "SAMPLE_BYTES", 20 * row + 3)
+    first, second = record(tiny_llama(), WINDOWS)
     assert len(first.keys) == len(first.values) == len(first.positions) == 20
     np.testing.assert_array_equal(first.positions, second.positions)
     assert first.moments.tokens == second.moments.tokens == 2 * 66
-    other = record(tiny_llama(), WINDOWS, sample=20, seed=1)[0]
+    other = record(tiny_llama(), WINDOWS, seed=1)[0]
     assert not np.array_equal(first.positions, other.positions)
     np.testing.assert_array_equal(first.moments.key_mean, other.moments.key_mean)
 
 
-def test_the_sample_keeps_to_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = 4 * 2 * (8 + 8) * 2  # keys and values of two heads and two layers, float32
-    monkeypatch.setattr(capture, "SAMPLE_BYTES", 11 * row + 3)
-    assert [len(one.keys) for one in record(tiny_llama(), WINDOWS)] == [11, 11]
-
-
-def test_memory_does_not_grow_with_the_text() -> None:
+def test_memory_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "SAMPLE_BYTES", 1 << 14)
     model = tiny_llama()
     ids = list((PROSE * 2)[:600].encode())
 
@@ -111,7 +110,7 @@ def test_memory_does_not_grow_with_the_text() -> None:
         mx.clear_cache()
         mx.reset_peak_memory()
         before = mx.get_active_memory()
-        record(model, [ids] * windows, sample=32)
+        record(model, [ids] * windows)
         return mx.get_peak_memory() - before
 
     peak(1)

@@ -190,6 +190,15 @@ def test_split_keeps_the_last_tokens_apart() -> None:
     assert (len(whole.keys), len(none.keys)) == (8, 0)
 
 
+def test_thinned_tokens_are_spread_evenly() -> None:
+    samples = record(windows=2)
+    thin = samples.thinned(3)
+    np.testing.assert_array_equal(thin.keys, samples.keys[[0, 2, 5]])
+    np.testing.assert_array_equal(thin.values, samples.values[[0, 2, 5]])
+    np.testing.assert_array_equal(thin.positions, samples.positions[[0, 2, 5]])
+    assert samples.thinned(8) is samples
+
+
 def test_a_recording_cache_answers_as_the_plain_one() -> None:
     from mlx_lm.models.cache import KVCache
 

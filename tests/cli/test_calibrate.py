@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,8 @@ import pytest
 
 from kvcompress import cli, registry
 from kvcompress.calibrate import Calibration
-from kvcompress.cli.calibrate import split_names
+from kvcompress.cli.calibrate import calibrate, split_names
+from kvcompress.models import embedded
 from tests.calibrate.fakes import PROSE, ByteTokenizer, PeakPlugin, tiny_llama
 
 
@@ -131,3 +133,12 @@ def test_a_wrong_call_loads_no_model(
 def test_names_are_split_at_commas_unless_options_follow() -> None:
     words = ["a2ats,vecinfer", "commvq:stages=4,8", "x"]
     assert split_names(words) == ["a2ats", "vecinfer", "commvq:stages=4,8", "x"]
+
+
+def test_the_defaults_are_the_function_s() -> None:
+    from kvcompress.calibrate.api import calibrate as function
+
+    ours, theirs = (inspect.signature(f).parameters for f in (calibrate, function))
+    for name in ("tokens", "seed"):
+        assert ours[name].default == theirs[name].default
+    assert ours["model"].default == embedded.NAME
