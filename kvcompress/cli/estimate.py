@@ -37,7 +37,7 @@ def estimate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
     """Tell how many bytes a cache will take. Only shapes count: no weight of the model is read."""
-    from kvcompress.compare.estimate import estimator, largest_context
+    from kvcompress.compare.estimate import Estimator
     from kvcompress.compare.methods import expand, method_of
     from kvcompress.compare.skeleton import skeleton
 
@@ -48,10 +48,10 @@ def estimate(
     rows: dict[str, Estimate] = {}
     largest: dict[str, int] = {}
     for label in labels:
-        at = estimator(method_of(label, path), bare)
-        rows[label] = at(context)
+        estimator = Estimator(method_of(label, path), bare)
+        rows[label] = estimator.at(context)
         if room is not None:
-            largest[label] = largest_context(at, room)
+            largest[label] = estimator.largest_context(room)
     if as_json:
         _print_json(model, rows, largest)
     else:
@@ -114,6 +114,7 @@ def _print_table(rows: dict[str, Estimate], largest: dict[str, int]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
     console.print(
-        "\nMB for one sequence. exact: first and last tokens kept as they came. plain: layers left "
-        "uncompressed.\ntables: shared by all sequences. smaller: float16 over all but the tables."
+        "\nMB for one sequence. exact: first and last tokens kept as they came, in the model's "
+        "type (see --dtype).\nplain: layers left uncompressed. tables: shared by all sequences. "
+        "smaller: float16 over all but the tables."
     )

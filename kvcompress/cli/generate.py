@@ -34,6 +34,7 @@ def generate(
 ) -> None:
     """Write text with a method's cache; the text goes to stdout, one line of numbers to stderr."""
     from kvcompress.compare.methods import method_of
+    from kvcompress.compare.positions import check_positions
     from kvcompress.openblas import prefer_openblas
 
     prefer_openblas()  # before anything imports mlx
@@ -44,6 +45,7 @@ def generate(
 
     loaded = load_model(model, dtype)
     ids = _encode(loaded.tokenizer, words, raw)
+    check_positions(loaded.model, len(ids), "generate: --prompt", "give a shorter one")
 
     import mlx.core as mx
     from mlx_lm import stream_generate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
@@ -55,53 +54,92 @@ class Estimate:
         return self.fp16_bytes / self.sequence_bytes
 
 
-def estimator(method: CompressionMethod, model: Any) -> Callable[[int], Estimate]:
-    """Bind a method to a model, whose weights may be missing, and return the arithmetic.
+class Estimator:
+    """The arithmetic of one method on one model.
+
+    Args:
+        method: The method.
+        model: An mlx-lm model; its weights may be missing.
 
     Raises:
         KVCompressError: The method cannot serve the model.
     """
-    from kvcompress.cache.accounting import shared_table_bytes
-    from kvcompress.cache.kvcache import CompressedKVCache
-    from kvcompress.compare.memory import plain_values
 
-    caches = method.make_cache(model)
-    ours = [cache for cache in caches if isinstance(cache, CompressedKVCache)]
-    tables = shared_table_bytes([cache.codec for cache in ours])
-    has_plain = len(ours) < len(caches)
+    def __init__(self, method: CompressionMethod, model: Any) -> None:
+        from kvcompress.cache.accounting import shared_table_bytes
+        from kvcompress.cache.kvcache import CompressedKVCache
 
-    def at(context: int) -> Estimate:
+        self._method = method
+        self._model = model
+        caches = method.make_cache(model)
+        self._ours = [cache for cache in caches if isinstance(cache, CompressedKVCache)]
+        self._has_plain = len(self._ours) < len(caches)
+        self._table_bytes = shared_table_bytes([cache.codec for cache in self._ours])
+
+    def at(self, context: int) -> Estimate:
+        """What a sequence of ``context`` tokens takes.
+
+        Raises:
+            ConfigError: ``context`` is less than 1.
+        """
+        from kvcompress.compare.memory import plain_values
+
         if context < 1:
-            raise ConfigError(f"estimate: context must be at least 1 (got {context})")
+            raise ConfigError(f"estimate: --context must be at least 1 (got {context})")
         return Estimate(
             context=context,
-            key_bytes=sum(_coded_bytes(cache, context, "k.") for cache in ours),
-            value_bytes=sum(_coded_bytes(cache, context, "v.") for cache in ours),
-            exact_bytes=sum(_exact_bytes(cache, context) for cache in ours),
-            plain_bytes=_plain_bytes(method.make_cache(model), model, context) if has_plain else 0,
-            table_bytes=tables,
-            fp16_bytes=2 * plain_values(model, context),
+            key_bytes=sum(_coded_bytes(cache, context, "k.") for cache in self._ours),
+            value_bytes=sum(_coded_bytes(cache, context, "v.") for cache in self._ours),
+            exact_bytes=sum(_exact_bytes(cache, context) for cache in self._ours),
+            plain_bytes=self._plain_bytes(context),
+            table_bytes=self._table_bytes,
+            fp16_bytes=2 * plain_values(self._model, context),
         )
 
-    return at
+    def largest_context(self, memory: int) -> int:
+        """The longest sequence whose cache and tables fit into ``memory`` bytes.
 
+        Exact to within a block: coding a block frees a little.
 
-def largest_context(at: Callable[[int], Estimate], memory: int) -> int:
-    """The longest sequence whose cache and tables fit into ``memory`` bytes.
+        Returns:
+            Tokens; 0 where not even one fits, at most :data:`MOST_TOKENS`.
+        """
+        low, high = 0, MOST_TOKENS
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._total_bytes(middle) <= memory:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
-    Exact to within a block: coding a block frees a little.
+    def _total_bytes(self, context: int) -> int:
+        from kvcompress.cache.accounting import predict_bytes
 
-    Returns:
-        Tokens; 0 where not even one fits, at most :data:`MOST_TOKENS`.
-    """
-    low, high = 0, MOST_TOKENS
-    while low < high:
-        middle = (low + high + 1) // 2
-        if at(middle).total_bytes <= memory:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+        coded = [(cache, cache.coded_at(context)) for cache in self._ours]
+        compressed = sum(
+            predict_bytes(cache.layer, cache.codec.schema, tokens, context - tokens)
+            for cache, tokens in coded
+        )
+        return compressed + self._plain_bytes(context) + self._table_bytes
+
+    def _plain_bytes(self, context: int) -> int:
+        """What the entries that are not ours hold, from the shapes of an unevaluated run."""
+        if not self._has_plain:
+            return 0
+        from mlx_lm.models.cache import make_prompt_cache
+
+        from kvcompress.cache.kvcache import CompressedKVCache
+        from kvcompress.compare.memory import feed_unevaluated, held
+
+        own = make_prompt_cache(self._model)
+        mixed = [
+            plain if isinstance(cache, CompressedKVCache) else cache
+            for cache, plain in zip(self._method.make_cache(self._model), own, strict=True)
+        ]
+        feed_unevaluated(self._model, mixed, context)
+        others = [cache for cache, plain in zip(mixed, own, strict=True) if cache is not plain]
+        return sum(int(array.nbytes) for array in held(others))
 
 
 def _coded_bytes(cache: CompressedKVCache, context: int, part: str) -> int:
@@ -114,20 +152,3 @@ def _exact_bytes(cache: CompressedKVCache, context: int) -> int:
     from kvcompress.cache.accounting import predict_bytes
 
     return predict_bytes(cache.layer, cache.codec.schema, 0, context - cache.coded_at(context))
-
-
-def _plain_bytes(caches: Sequence[Any], model: Any, context: int) -> int:
-    """What the entries that are not ours hold, from the shapes of an unevaluated run."""
-    from mlx_lm.models.cache import make_prompt_cache
-
-    from kvcompress.cache.kvcache import CompressedKVCache
-    from kvcompress.compare.memory import feed_unevaluated, held
-
-    own = make_prompt_cache(model)
-    mixed = [
-        plain if isinstance(cache, CompressedKVCache) else cache
-        for cache, plain in zip(caches, own, strict=True)
-    ]
-    feed_unevaluated(model, mixed, context)
-    others = [c for c, plain in zip(mixed, own, strict=True) if c is not plain]
-    return sum(int(array.nbytes) for array in held(others))

@@ -88,7 +88,7 @@ class Evaluator:
         return Evaluation({**tally.summary(), **measures}, readings)
 
     def _session(self, caches: list[Any]) -> Session:
-        return Session(self.model, caches, self.protocol.chunk, self.protocol.step)
+        return Session(self.model, caches, self.protocol.chunk)
 
     def _score(self, session: Session, window: Sequence[int], tally: Tally) -> None:
         first = self.protocol.context
@@ -96,7 +96,7 @@ class Evaluator:
         # The last token of the context predicts the first scored one.
         read, targets = window[first - 1 : -1], np.array(window[first:], dtype=np.int64)
         done = 0
-        for rows in session.log_probs(read):
+        for rows in session.log_probs(read, self.protocol.step):
             tally.add(self.reference.rows_for(rows), rows, targets[done : done + len(rows)])
             done += len(rows)
 

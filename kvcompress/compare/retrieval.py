@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from kvcompress.compare.metrics import LogProbs
 from kvcompress.compare.session import Session
+
+STEP: Final = 64
+"""Tokens of a probe read at a time: what it asks for stands far behind them."""
 
 
 def retrieval(session: Session, tokenizer: Any, tokens: int) -> dict[str, float | None]:
@@ -49,7 +52,7 @@ def _ask(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Feed a cue and what should follow; whether each target token came first, and its chance."""
     asked = session.branch()
-    rows: LogProbs = asked.predictions([*cue, *target[:-1]], len(target))
+    rows: LogProbs = asked.predictions([*cue, *target[:-1]], len(target), STEP)
     chosen = np.array(target)
     hits = rows.argmax(axis=-1) == chosen
     return hits, rows[np.arange(len(target)), chosen].astype(np.float64)

@@ -22,13 +22,11 @@ class Session:
         model: An mlx-lm model.
         caches: Its list of caches, which grow as tokens are read.
         chunk: Tokens read at a time by :meth:`prefill`.
-        step: Tokens read at a time by :meth:`log_probs`.
     """
 
     model: Any
     caches: list[Any]
     chunk: int
-    step: int
 
     def prefill(self, ids: Sequence[int]) -> None:
         """Read tokens in chunks, as mlx-lm does: only what the caches keep is computed."""
@@ -36,25 +34,26 @@ class Session:
             self._forward(ids[start : start + self.chunk])
             self.settle()
 
-    def log_probs(self, ids: Sequence[int]) -> Iterator[LogProbs]:
-        """Read tokens in steps.
+    def log_probs(self, ids: Sequence[int], step: int) -> Iterator[LogProbs]:
+        """Read tokens ``step`` at a time.
 
         Args:
             ids: The next tokens of the sequence.
+            step: Attention among the tokens of a step is exact.
 
         Yields:
             For each step, ``(n, vocabulary)`` float32: the log-probabilities of what follows each
             of its tokens.
         """
-        for start in range(0, len(ids), self.step):
-            logits = self._forward(ids[start : start + self.step])[0].astype(mx.float32)
+        for start in range(0, len(ids), step):
+            logits = self._forward(ids[start : start + step])[0].astype(mx.float32)
             log_probs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
             mx.eval(log_probs, [cache.state for cache in self.caches])
             yield np.array(log_probs)
 
-    def predictions(self, ids: Sequence[int], count: int) -> LogProbs:
+    def predictions(self, ids: Sequence[int], count: int, step: int) -> LogProbs:
         """Read tokens; return the last ``count`` rows of :meth:`log_probs`."""
-        return np.concatenate(list(self.log_probs(ids)))[-count:]
+        return np.concatenate(list(self.log_probs(ids, step)))[-count:]
 
     def greedy(self, first: int, steps: int) -> Iterator[mx.array]:
         """Go on from token ``first``, one most likely token at a time, each computed."""
@@ -66,7 +65,7 @@ class Session:
 
     def branch(self) -> Session:
         """A session that goes on from here and leaves this one as it is."""
-        return Session(self.model, copy.deepcopy(self.caches), self.chunk, self.step)
+        return Session(self.model, copy.deepcopy(self.caches), self.chunk)
 
     def settle(self, *arrays: mx.array) -> None:
         """Compute what the caches keep, and ``arrays``."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from kvcompress.compare.job import Answer, Job
 from kvcompress.compare.methods import method_of
 from kvcompress.compare.report import Row
-from kvcompress.errors import ConfigError
 
 
 def main(job_path: Path, answer_path: Path) -> None:
@@ -42,6 +40,7 @@ def measure(job: Job) -> Answer:
     from kvcompress.compare.evaluate import Evaluator
     from kvcompress.compare.metrics import METRICS
     from kvcompress.compare.plugins import added_metrics, added_workloads
+    from kvcompress.compare.positions import check_positions
     from kvcompress.compare.reference import Playback, Recording
     from kvcompress.models import load_model
     from kvcompress.text import encode, load_text
@@ -52,7 +51,12 @@ def measure(job: Job) -> Answer:
     mx.eval(loaded.model.parameters())  # a cast left lazy would count as the cache's memory
     ids = encode(loaded.tokenizer, text.content)
     windows = job.protocol.take_windows(ids, loaded.tokenizer.encode(""))
-    check_positions(loaded.model, job)
+    check_positions(
+        loaded.model,
+        job.protocol.longest,
+        f"protocol {job.protocol.name}",
+        "give a shorter --context",
+    )
     metrics, workloads = added_metrics(), added_workloads()
     evaluator = Evaluator(
         model=loaded.model,
@@ -80,20 +84,6 @@ def measure(job: Job) -> Answer:
             },
         },
     )
-
-
-def check_positions(model: Any, job: Job) -> None:
-    """Refuse a protocol that is longer than the model was made for.
-
-    Raises:
-        ConfigError: It is.
-    """
-    limit = getattr(getattr(model, "args", None), "max_position_embeddings", None)
-    if isinstance(limit, int) and job.protocol.longest > limit:
-        raise ConfigError(
-            f"protocol {job.protocol.name}: needs {job.protocol.longest} positions, and "
-            f"{job.model} has {limit}; give a shorter --context"
-        )
 
 
 def one_line(error: BaseException) -> str:

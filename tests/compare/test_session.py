@@ -26,8 +26,8 @@ def model(tiny_model: Path) -> Any:
     return loaded
 
 
-def session(model: Any, chunk: int = 16, step: int = 4) -> Session:
-    return Session(model, make_prompt_cache(model), chunk, step)
+def session(model: Any, chunk: int = 16) -> Session:
+    return Session(model, make_prompt_cache(model), chunk)
 
 
 IDS = [int(i) for i in np.random.default_rng(0).integers(320, size=60)]
@@ -41,7 +41,7 @@ def whole(model: Any) -> np.ndarray:
 def test_log_probabilities_are_those_of_the_whole_text(model: Any) -> None:
     reader = session(model)
     reader.prefill(IDS[:40])
-    steps = list(reader.log_probs(IDS[40:]))
+    steps = list(reader.log_probs(IDS[40:], 4))
     assert [len(rows) for rows in steps] == [4, 4, 4, 4, 4]
     np.testing.assert_allclose(np.concatenate(steps), whole(model)[40:], atol=1e-4)
     assert reader.caches[0].offset == 60
@@ -51,9 +51,9 @@ def test_log_probabilities_are_those_of_the_whole_text(model: Any) -> None:
 def test_a_branch_leaves_the_sequence_as_it_was(model: Any) -> None:
     reader = session(model)
     reader.prefill(IDS[:40])
-    first = reader.branch().predictions(IDS[40:50], 3)
-    reader.branch().predictions(IDS[50:], 2)
-    again = reader.branch().predictions(IDS[40:50], 3)
+    first = reader.branch().predictions(IDS[40:50], 3, 4)
+    reader.branch().predictions(IDS[50:], 2, 4)
+    again = reader.branch().predictions(IDS[40:50], 3, 4)
     assert (first == again).all()
     np.testing.assert_allclose(first, whole(model)[47:50], atol=1e-4)
     assert reader.caches[0].offset == 40

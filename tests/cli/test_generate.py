@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import io
+import re
+import sys
+from typing import Any
+
+import pytest
+
+from kvcompress.models import load_model
+from tests.cli.models import call, tiny_model
+
+__all__ = ["tiny_model"]
+
+
+def greedy(model: Any, tokenizer: Any, ids: list[int], count: int) -> str:
+    """What the model goes on with, by the plainest loop there is."""
+    import mlx.core as mx
+
+    start = len(ids)
+    for _ in range(count):
+        ids = [*ids, int(mx.argmax(model(mx.array([ids]))[0, -1]).item())]
+        if ids[-1] in tokenizer.eos_token_ids:
+            break
+    return str(tokenizer.decode(ids[start:]))
+
+
+def test_text_goes_to_stdout_and_numbers_to_stderr(
+    capsys: pytest.CaptureFixture[str], tiny_model: str
+) -> None:
+    words = ("--model", tiny_model, "--method", "fp16", "--prompt", "The yield", "--raw")
+    code, out, err = call(capsys, "generate", *words, "--max-tokens", "12")
+    assert code == 0
+    loaded = load_model(tiny_model)
+    ids = loaded.tokenizer.encode("The yield")
+    assert out == greedy(loaded.model, loaded.tokenizer, ids, 12) + "\n"
+    assert err.count("\n") == 1
+    assert re.fullmatch(
+        rf"prompt {len(ids)} tokens, [\d.]+ tokens/s; text 12 tokens, [\d.]+ tokens/s; "
+        r"cache 0.26 MB, [\d.]+ times smaller than float16\n",
+        err,
+    )
+
+
+def test_a_window_beyond_the_text_changes_nothing(
+    capsys: pytest.CaptureFixture[str], tiny_model: str
+) -> None:
+    words = ("--model", tiny_model, "--prompt", "Objects are", "--max-tokens", "20")
+    plain = call(capsys, "generate", *words, "--method", "fp16")
+    exact = call(capsys, "generate", *words, "--method", "turboquant:window=500")
+    assert plain[:2] == exact[:2]
+    assert plain[1].strip()
+
+
+def test_the_chat_template_is_used_unless_raw(
+    capsys: pytest.CaptureFixture[str], tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--model", tiny_model, "--method", "affine", "--max-tokens", "1", "--prompt", "-")
+
+    def prompt_tokens(*more: str) -> int:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("Hello there"))
+        code, _, err = call(capsys, "generate", *words, *more)
+        assert code == 0
+        return int(err.split()[1])
+
+    tokenizer = load_model(tiny_model).tokenizer
+    assert prompt_tokens("--raw") == len(tokenizer.encode("Hello there"))
+    assert prompt_tokens() == len(tokenizer.encode("[user]Hello there[reply]"))
+
+
+def test_a_seed_fixes_what_chance_decides(
+    capsys: pytest.CaptureFixture[str], tiny_model: str
+) -> None:
+    words = ("--model", tiny_model, "--method", "affine", "--prompt", "Names", "--temp", "1")
+    texts = [
+        call(capsys, "generate", *words, "--max-tokens", "16", "--seed", seed)[1] for seed in "334"
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--prompt", "x", "--method", "nobody"), "no method named 'nobody'"),
+        (("--prompt", "x", "--method", "affine:bits=2,4"), "stands for 2 configurations"),
+        (("--prompt", "  "), "--prompt holds no text"),
+        (
+            ("--prompt", "word " * 5000, "--raw"),
+            "15001 tokens are more than the model's 4096 positions",
+        ),
+    ],
+)
+def test_mistakes_are_one_clear_line(
+    capsys: pytest.CaptureFixture[str], tiny_model: str, words: tuple[str, ...], text: str
+) -> None:
+    code, out, err = call(capsys, "generate", *words, "--model", tiny_model)
+    assert (code, out) == (2, "")
+    assert text in err
+    assert err.count("\n") == 1
