@@ -94,7 +94,9 @@ def calibrate_command(method: Any) -> str:
     options = {option.name: option for option in options_of(type(method))}
     for name, value in fit_key(method).values.items():
         if name not in options or value != options[name].encode(options[name].default):
-            words.append(f"{name}={value}")
+            words.append(
+                f"{name}={'+'.join(map(str, value)) if isinstance(value, list) else value}"
+            )
     return f"kvcompress calibrate --method {':'.join(words)} --out calibration.safetensors"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from attrs import frozen
 
-from kvcompress import registry
+from kvcompress import get_method, registry
 from kvcompress.calibrate import calibrate
 from kvcompress.calibrate.api import configured
 from kvcompress.calibrate.file import to_bytes
@@ -145,6 +145,15 @@ def test_without_methods_the_moments_are_recorded() -> None:
     calibration = made()
     assert calibration.fits == ()
     assert calibration.moments(calibration.layers[1]).tokens == 600 - 4
+
+
+def test_a_method_may_take_the_moments_alone() -> None:
+    calibration = made("turboquant:centre=calibrated")
+    method = get_method("turboquant", centre="calibrated", calibration=calibration)
+    layer = calibration.layers[1]
+    mean = method.bind(layer).keys.centre.mean
+    assert mean is not None
+    np.testing.assert_array_equal(np.array(mean), calibration.moments(layer).key_mean)
 
 
 def test_few_tokens_for_many_centroids_are_warned_of() -> None:

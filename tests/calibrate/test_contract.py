@@ -34,6 +34,15 @@ def test_the_command_names_what_is_not_the_default() -> None:
     assert "--method peak " in calibrate_command(Peak())
 
 
+def test_the_command_can_be_read_back() -> None:
+    class Edged(Peak):
+        fit_options: ClassVar[tuple[str, ...]] = ("bits", "skip_layers")
+
+    assert "--method peak:bits=2:skip_layers=1+3 " in calibrate_command(
+        Edged(bits=2, skip_layers=(1, 3))
+    )
+
+
 def test_a_method_without_its_calibration_says_how_to_make_one() -> None:
     with pytest.raises(CalibrationRequired, match="peak: needs a calibration") as caught:
         calibration_of(Peak(bits=2))
