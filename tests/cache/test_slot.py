@@ -225,21 +225,28 @@ def test_a_rotation_in_doubt_is_unknown(keys: Any) -> None:
     assert rotation(keys) == (None, False)
 
 
-def test_a_layer_without_rotation_after_one_with_it_is_known_to_have_none() -> None:
+class Two(Toy):
+    """Tells its layer whether it is the first of two."""
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        for entry in cache:
+            entry.first = entry is cache[0]
+        return super().__call__(tokens, cache)
+
+
+@pytest.mark.parametrize("queries_last", [False, True])
+def test_a_layer_without_rotation_after_one_with_it_is_known_to_have_none(
+    queries_last: bool,
+) -> None:
     def layer(x: mx.array, cache: Any, attention: Attention) -> mx.array:
-        keys = rotated(x, cache.offset) if cache is first[0] else x
-        k, v = cache.update_and_fetch(keys, x)
-        return attend(attention, x, k, v)
-
-    first: list[Any] = []
-
-    class Two(Toy):
-        def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
-            first[:] = cache[:1]
-            return super().__call__(tokens, cache)
+        if not cache.first:
+            return attend(attention, x, *cache.update_and_fetch(x, x))
+        offset = cache.offset
+        k, v = cache.update_and_fetch(rotated(x, offset), x)
+        return attend(attention, rotated(x, offset) if queries_last else x, k, v)
 
     one, two = trace(Two(layer, caches=2))
     assert one.layer is not None
     assert two.layer is not None
-    assert one.layer.rotary is not None
+    assert one.layer.rotary == Rotary(DIM, base=100.0)
     assert (two.layer.rotary, two.layer.rotary_known) == (None, True)
