@@ -26,7 +26,7 @@ def evaluated(owner: str, name: str, values: np.ndarray | mx.array, dims: int) -
     table = values if isinstance(values, mx.array) else mx.array(np.asarray(values))
     if table.dtype != mx.float16:
         table = table.astype(mx.float32)
-    if table.ndim != dims or not table.size:
+    if table.ndim != dims:
         raise ConfigError(f"{owner}: {name} must have {dims} axes (got shape {table.shape})")
     if not mx.isfinite(table).all().item():
         raise ConfigError(f"{owner}: {name} must be finite in {table.dtype}")
@@ -80,10 +80,10 @@ class ProductVQ:
         object.__setattr__(self, "bits", bits_of("ProductVQ", entries))
         dim = self.dim or spaces * size
         object.__setattr__(self, "dim", dim)
-        if dim % size or spaces not in (1, dim // size):
+        if size < 1 or dim % size or spaces not in (1, dim // size):
             raise ConfigError(
                 f"ProductVQ: a codebook for {dim} channels in sub-vectors of {size} must have "
-                f"1 or {dim / size:g} sub-spaces (got {spaces})"
+                f"1 or {dim / max(size, 1):g} sub-spaces (got {spaces})"
             )
         if self.metric is not None:
             H, n, *square = self.metric.shape

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcompress.stages import tables
+from kvcompress.stages.tables import chunked, gather, nearest, table_scores, tables_pay
+from tests.stages.vq_cases import commuting, normal, product
+
+
+@given(st.integers(1, 300), st.integers(0, 99))
+def test_nearest_is_the_first_of_the_least(entries: int, seed: int) -> None:
+    # Whole numbers, so that there are ties.
+    distances = np.random.default_rng(seed).integers(0, 20, (3, 5, entries)).astype(np.float32)
+    got = nearest(mx.array(distances))
+    assert got.dtype == (mx.uint8 if entries <= 256 else mx.uint16)
+    np.testing.assert_array_equal(np.array(got), distances.argmin(-1))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5, 16), (1, 3, 4, 5, 16), (1, 1, 1, 1, 16)])
+@pytest.mark.parametrize("dtype", [mx.uint8, mx.uint16])
+def test_gather_looks_up_along_the_tokens(shape: tuple[int, ...], dtype: mx.Dtype) -> None:
+    table = normal(*shape)
+    codes = np.random.default_rng(0).integers(0, 16, (2, 3, 7, 4))
+    got = gather(mx.array(table), mx.array(codes).astype(dtype))
+    whole = np.broadcast_to(table, (2, 3, 4, shape[3], 16))
+    expected = np.take_along_axis(whole, codes.swapaxes(2, 3)[:, :, :, None], axis=-1)
+    np.testing.assert_array_equal(got, expected)
+    if shape[3] == 5:
+        scores = table_scores(mx.array(whole), mx.array(codes).astype(dtype))
+        np.testing.assert_allclose(scores, expected.sum(2), atol=1e-5)
+
+
+@given(st.integers(0, 40), st.integers(1, 50))
+def test_chunks_see_each_token_once(count: int, distances: int) -> None:
+    seen = []
+
+    def double(rows: mx.array) -> mx.array:
+        seen.append(rows.shape[2])
+        return rows * 2
+
+    x = mx.array(normal(2, 3, count, 4))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "_CHUNK_BYTES", 400)
+        got = chunked(double, x, distances)
+    assert mx.array_equal(got, x * 2)
+    assert sum(seen) == count
+    assert max(seen) <= max(1, 100 // distances)
+
+
+def test_tables_pay_for_few_rows_over_many_tokens() -> None:
+    vq = product(64, 8, 8, heads=3)
+    assert tables_pay(vq, rows=3, tokens=4096)
+    assert not tables_pay(vq, rows=512, tokens=4096)
+    assert not tables_pay(vq, rows=3, tokens=16)
+    assert not tables_pay(product(128, 12, 8), rows=3, tokens=1024)
+    # A decoded key of many stages is a long sum, which tables cut short.
+    assert tables_pay(commuting(64, 6, stages=5), rows=32, tokens=1024)
+    assert not tables_pay(vq, rows=32, tokens=1024)

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcompress.fit.kmeans import kmeans
+from kvcompress.stages import vq_coder
+from kvcompress.stages.base import Coder
+from kvcompress.stages.product_vq import ProductVQ
+from kvcompress.stages.vq_coder import VQCoder
+from tests.stages.vq_cases import HEADS, MAKE, normal, product, rows
+
+KINDS = sorted(MAKE)
+
+
+@given(
+    st.sampled_from(KINDS),
+    st.integers(1, 9),
+    st.sampled_from([8, 12, 48]),
+    st.booleans(),
+    st.integers(1, 2),
+    st.sampled_from([1, 2, 40]),
+    st.sampled_from([1, 3, 17]),
+    st.integers(0, 999),
+)
+def test_the_law_of_coders(
+    kind: str, bits: int, dim: int, gain: bool, batch: int, tokens: int, queries: int, seed: int
+) -> None:
+    coder = VQCoder(MAKE[kind](dim, bits), HEADS, gain=gain)
+    assert isinstance(coder, Coder)
+    z = rows(dim, tokens, seed, batch) * (3 if gain else 1)
+    fields = coder.encode(z)
+    assert set(fields) == {f.name for f in coder.fields}
+    for f in coder.fields:
+        assert fields[f.name].shape == (batch, f.heads, tokens, f.width)
+        assert fields[f.name].dtype == getattr(mx, f.dtype)
+        assert f.payload_bits <= 8 * f.width * fields[f.name].itemsize
+    assert coder.table_bytes == coder.quantiser.table_bytes
+
+    decoded = coder.decode(fields)
+    assert decoded.shape == z.shape
+    assert decoded.dtype == mx.float32
+    q = rows(dim, queries, seed + 1, batch)
+    p = mx.softmax(rows(tokens, queries, seed + 2, batch), axis=-1)
+    expected = q @ decoded.swapaxes(-1, -2)
+    atol = 1e-5 * float(mx.sqrt(mx.square(decoded).sum(-1).max()).item()) * dim**0.5
+    for pays in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(vq_coder, "tables_pay", lambda *_, pays=pays, **__: pays)
+            np.testing.assert_allclose(coder.scores(q, fields), expected, atol=atol)
+    np.testing.assert_allclose(coder.mix(p, fields), p @ decoded, atol=atol)
+
+
+@given(st.sampled_from(KINDS), st.integers(1, 9), st.booleans(), st.integers(1, 8))
+def test_tokens_are_coded_alone(kind: str, bits: int, gain: bool, cut: int) -> None:
+    coder = VQCoder(MAKE[kind](12, bits), HEADS, gain=gain)
+    z = rows(12, 9, bits)
+    whole = coder.encode(z)
+    parts = [coder.encode(z[:, :, :cut]), coder.encode(z[:, :, cut:])]
+    for name, array in whole.items():
+        joined = mx.concatenate([part[name] for part in parts], axis=2)
+        assert mx.array_equal(array, joined), name
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if "one book for all" not in k])
+def test_without_a_gain_heads_are_coded_alone(kind: str) -> None:
+    coder = VQCoder(MAKE[kind](16, 5), HEADS)
+    z = rows(16, 9)
+    changed = mx.concatenate([z[:, :1], -z[:, 1:]], axis=1)
+    first, second = (coder.encode(x)["codes"] for x in (z, changed))
+    assert mx.array_equal(first[:, 0], second[:, 0])
+    assert not mx.array_equal(first[:, 1], second[:, 1])
+
+
+def test_stored_bits() -> None:
+    for bits, dtype, width in ((8, "uint8", 6), (4, "uint32", 1), (12, "uint32", 3)):
+        (codes,) = VQCoder(product(24, bits), HEADS).fields
+        assert (codes.dtype, codes.width, codes.heads) == (dtype, width, HEADS)
+        assert codes.payload_bits == 6 * bits
+
+
+def test_one_gain_serves_all_heads() -> None:
+    coder = VQCoder(product(16, 6), HEADS, gain=True)
+    z = rows(16, 30)
+    fields = coder.encode(z)
+    rms = np.sqrt(np.square(np.array(z)).mean((1, 3)))
+    got = np.array((fields["gain"].astype(mx.uint32) << 15).view(mx.float32))
+    np.testing.assert_allclose(got[:, 0, :, 0], rms, rtol=2**-8)
+    # Twice as long, the same codes; heads share the gain, so one alone changes the other's.
+    twice = coder.encode(z * 2)
+    assert mx.array_equal(twice["codes"], fields["codes"])
+    np.testing.assert_allclose(coder.decode(twice), 2 * coder.decode(fields), rtol=1e-6)
+    grown = coder.encode(mx.concatenate([z[:, :1], 5 * z[:, 1:]], axis=1))
+    assert not mx.array_equal(grown["codes"][:, 0], fields["codes"][:, 0])
+
+
+def test_a_gain_pays_where_lengths_differ() -> None:
+    lengths = np.exp(normal(1, 1, 3000, 1))
+    x = normal(1, HEADS, 3000, 8) * lengths
+    train, test = x[:, :, :2000], mx.array(x[:, :, 2000:])
+
+    def error(gain: bool) -> float:
+        seen = train / np.sqrt(np.square(train).mean((1, 3), keepdims=True)) if gain else train
+        book = kmeans(seen[0].reshape(HEADS, 2000, 2, 4).swapaxes(1, 2), 64, seed=0).centroids
+        coder = VQCoder(ProductVQ(book), HEADS, gain=gain)
+        return float((mx.square(coder.decode(coder.encode(test)) - test)).mean().item())
+
+    assert error(True) < 0.8 * error(False)
+
+
+HOSTILE = (
+    "zeros",
+    "constant",
+    "huge channel",
+    "one-hot",
+    "largest float16",
+    "1e30",
+    "1e-30",
+)
+
+
+def hostile(dim: int) -> dict[str, np.ndarray]:
+    noise = normal(1, HEADS, 6, dim)
+    huge, one_hot = noise.copy(), np.zeros_like(noise)
+    huge[..., 1] = 3e4
+    one_hot[..., 2] = 1
+    return {
+        "zeros": np.zeros_like(noise),
+        "constant": np.full_like(noise, 3000),
+        "huge channel": huge,
+        "one-hot": one_hot,
+        "largest float16": np.sign(noise) * 65504,
+        "1e30": noise * np.float32(1e30),
+        "1e-30": noise * np.float32(1e-30),
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("gain", [False, True])
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_rows_stay_finite(kind: str, gain: bool, case: str) -> None:
+    coder = VQCoder(MAKE[kind](16, 6), HEADS, gain=gain)
+    x = hostile(16)[case]
+    decoded = np.array(coder.decode(coder.encode(mx.array(x))), dtype=np.float64)
+    assert np.isfinite(decoded).all()
+    if gain and case == "zeros":
+        assert not decoded.any()
+    if gain and case not in ("one-hot", "huge channel"):
+        # The nearest of random entries is no farther than the row is long.
+        assert (np.square(decoded - x).sum(-1) <= 1.5 * np.square(x.astype(float)).sum(-1)).all()
+
+
+@pytest.mark.parametrize("gain", [False, True])
+def test_more_bits_mean_less_error(gain: bool) -> None:
+    points = normal(3000, 4)
+    errors = []
+    for bits in (2, 4, 6, 8):
+        book = kmeans(points, 2**bits, seed=0, rounds=8).centroids[None, None]
+        coder = VQCoder(ProductVQ(book, 16), HEADS, gain=gain)
+        z = rows(16, 300, 2)
+        errors.append(mx.square(coder.decode(coder.encode(z)) - z).mean().item())
+    assert all(b < a for a, b in pairwise(errors)), errors
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_coders_can_be_copied_and_share_nothing_lazy(kind: str) -> None:
+    coder = VQCoder(MAKE[kind](16, 4), HEADS, gain=True)
+    z = rows(16, 4, 3)
+    fields, again = coder.encode(z), copy.deepcopy(coder).encode(z)
+    assert all(mx.array_equal(fields[name], again[name]) for name in fields)
