@@ -18,6 +18,7 @@ from kvcompress.compare.protocol import Protocol
 from kvcompress.compare.reference import Reference
 from kvcompress.compare.retrieval import retrieval
 from kvcompress.compare.session import Session
+from kvcompress.text import RetrievalPrompt
 
 
 @frozen
@@ -44,6 +45,7 @@ class Evaluator:
         metrics: Per-token metrics by name.
         workloads: Further tasks by name.
         reference: Full precision's log-probabilities.
+        prompt: The retrieval test, unless it is left out.
     """
 
     model: Any
@@ -52,6 +54,7 @@ class Evaluator:
     metrics: Mapping[str, Metric]
     workloads: Mapping[str, Workload]
     reference: Reference
+    prompt: RetrievalPrompt | None
 
     def run(
         self, make_caches: Callable[[], list[Any]], windows: Sequence[Sequence[int]]
@@ -79,9 +82,8 @@ class Evaluator:
             if index == len(windows) - 1:
                 readings |= self._time_decoding(session, window[-1])
             del session  # before the next sequence's memory is counted
-        if self.protocol.retrieval:
-            session = self._session(make_caches())
-            measures |= retrieval(session, self.tokenizer, self.protocol.retrieval)
+        if self.prompt is not None:
+            measures |= retrieval(self._session(make_caches()), self.prompt)
         for name, workload in self.workloads.items():
             session = self._session(make_caches())
             measures[name] = float(workload.run(session, self.tokenizer, self.protocol))

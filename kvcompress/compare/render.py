@@ -81,7 +81,7 @@ def legend(report: Report) -> Iterator[str]:
     """What the columns mean, for somebody who sees them for the first time."""
     full = report.rows[0]
     dtype = report.provenance["model"]["dtype"]
-    retrieval = report.provenance["protocol"]["retrieval"]
+    without = report.provenance["without_retrieval"]
     tokens = full.value("tokens")
     yield (
         "KL is the number to trust: how far the predictions are from full precision (the first "
@@ -101,10 +101,13 @@ def legend(report: Report) -> Iterator[str]:
         "peak MB: the most that reading and scoring took beyond the model. tok/s: one token at a "
         "time, at this length, on this machine."
     )
-    if retrieval:
+    if without:
+        yield f"recall, copy: not measured ({without})."
+    else:
         yield (
-            f"recall, copy: of {retrieval} tokens read, facts recalled and a passage's tokens "
-            f"repeated; judge by the first row, since a small model errs by itself."
+            f"recall, copy: of {full.value('retrieval_tokens')} tokens read, facts recalled and a "
+            f"passage's tokens repeated; hold them against the first row, for a small model errs "
+            f"by itself."
         )
     for about in report.added.values():
         yield f"{about['title']}: {about['help']}"

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from kvcompress.compare.metrics import LogProbs
+from kvcompress.compare.metrics import LogProbs, Measures
 from kvcompress.compare.session import Session
+from kvcompress.text import RetrievalPrompt
 
 STEP: Final = 64
 """Tokens of a probe read at a time: what it asks for stands far behind them."""
 
 
-def retrieval(session: Session, tokenizer: Any, tokens: int) -> dict[str, float | None]:
+def retrieval(session: Session, prompt: RetrievalPrompt) -> Measures:
     """Read a prompt of facts once, then put every question to a branch of it.
 
     Args:
         session: A sequence that has read nothing.
-        tokenizer: The model's tokenizer.
-        tokens: Length of the prompt.
+        prompt: The prompt and its questions.
 
     Returns:
         Shares of facts recalled and of tokens copied, and mean log-probabilities of both, which
         do not move in steps.
-
-    Raises:
-        ConfigError: ``tokens`` is too few for the facts or more than there is prose.
     """
-    from kvcompress.text import build_retrieval_prompt
-
-    prompt = build_retrieval_prompt(tokenizer, tokens)
     session.prefill(prompt.context)
     recalled, answers = [], []
     for fact in prompt.facts:
@@ -39,7 +33,7 @@ def retrieval(session: Session, tokenizer: Any, tokens: int) -> dict[str, float 
         answers.append(log_probs.sum())
     copied, copies = _ask(session, prompt.copy_cue, prompt.copy_target)
     return {
-        "retrieval_tokens": tokens,
+        "retrieval_tokens": len(prompt.context),
         "retrieval_recall": float(np.mean(recalled)),
         "retrieval_recall_log_prob": float(np.mean(answers)),
         "retrieval_copy": float(copied.mean()),

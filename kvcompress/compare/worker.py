@@ -5,12 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from kvcompress.compare.job import Answer, Job
 from kvcompress.compare.methods import method_of
 from kvcompress.compare.report import Row
+from kvcompress.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvcompress.text import RetrievalPrompt
 
 
 def main(job_path: Path, answer_path: Path) -> None:
@@ -57,6 +62,7 @@ def measure(job: Job) -> Answer:
         f"protocol {job.protocol.name}",
         "give a shorter --context",
     )
+    prompt, without_prompt = retrieval_prompt(loaded.tokenizer, job.protocol.retrieval)
     metrics, workloads = added_metrics(), added_workloads()
     evaluator = Evaluator(
         model=loaded.model,
@@ -65,6 +71,7 @@ def measure(job: Job) -> Answer:
         metrics={**METRICS, **metrics},
         workloads=workloads,
         reference=(Recording if job.record else Playback)(Path(job.reference)),
+        prompt=prompt,
     )
     outcome = evaluator.run(lambda: method.make_cache(loaded.model), windows)
     return Answer(
@@ -77,6 +84,7 @@ def measure(job: Job) -> Answer:
                 "device": str(mx.default_device()),
             },
             "text": {"name": text.name, "sha256": text.sha256, "tokens": len(ids)},
+            "without_retrieval": without_prompt,
             "added": {
                 name: {"title": added.title, "help": added.help}
                 for group in (metrics, workloads)
@@ -84,6 +92,22 @@ def measure(job: Job) -> Answer:
             },
         },
     )
+
+
+def retrieval_prompt(tokenizer: Any, tokens: int) -> tuple[RetrievalPrompt | None, str]:
+    """Build the retrieval test, or say why it is left out.
+
+    How many tokens the facts take depends on the tokenizer, so that a length that is right for
+    one model can be too short for another; the rest of the comparison is worth having without it.
+    """
+    from kvcompress.text import build_retrieval_prompt
+
+    if not tokens:
+        return None, "the protocol leaves it out"
+    try:
+        return build_retrieval_prompt(tokenizer, tokens), ""
+    except ConfigError as error:
+        return None, str(error)
 
 
 def one_line(error: BaseException) -> str:

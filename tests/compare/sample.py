@@ -23,6 +23,9 @@ def measured(method: str, bits: float, kl: float) -> Row:
             "tokens": 1535,
             "peak_bytes": 20_000_000,
             "surprise": 0.25,
+            "retrieval_tokens": 1024,
+            "retrieval_recall": 0.75,
+            "retrieval_copy": 0.91,
         },
         readings={"decode_tokens_per_second": 9.5},
     )
@@ -34,6 +37,7 @@ def sample_report() -> Report:
             "model": {"name": "tiny", "dtype": "float32"},
             "text": {"name": "prose-eval", "sha256": "0"},
             "protocol": attrs.asdict(QUICK),
+            "without_retrieval": "",
         },
         (
             measured("fp16", 32, 0.0),

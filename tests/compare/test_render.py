@@ -40,7 +40,7 @@ def test_markdown_is_a_table_with_a_dash_for_what_was_not_measured() -> None:
     unescaped = [line.replace("\\|", "") for line in table]
     assert {line.count("|") for line in unescaped} == {columns + 1}
     assert "0.0060 ±0.0006" in table[3]
-    assert table[2].count("| - ") == 3  # coded bits, recall, copy
+    assert table[2].count("| - ") == 1  # coded bits
     assert table[-1].count("| - ") == columns - 1
     assert "- `toy|x` failed: CalibrationRequired: toy: make one" in text
 
@@ -65,9 +65,12 @@ def test_the_legend_says_what_to_trust_and_what_exact_tokens_cost() -> None:
     assert "float32: 32 bits" in text
     assert "0.5x" in text
     assert "1535 tokens" in text
+    assert "of 1024 tokens read" in text
 
     report = sample_report()
     half = {**report.provenance, "model": {"name": "tiny", "dtype": "float16"}}
+    half["without_retrieval"] = "no room"
     text = " ".join(legend(attrs.evolve(report, provenance=half)))
+    assert "recall, copy: not measured (no room)." in text
     assert "float16: 16 bits" in text
     assert "0.5x" not in text

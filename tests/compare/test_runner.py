@@ -145,6 +145,7 @@ def test_the_report_says_where_its_numbers_come_from(outcome: tuple[Report, list
     assert len(provenance["model"]["fingerprint"]) == 64
     assert len(provenance["text"]["sha256"]) == 64
     assert provenance["text"]["tokens"] > 2 * SHORT.window_tokens
+    assert provenance["without_retrieval"] == ""
     assert provenance["protocol"] == attrs.asdict(SHORT)
     assert provenance["command"] == "kvcompress compare"
     assert set(provenance["versions"]) == {"kvcompress", "mlx", "mlx-lm", "numpy", "python"}
@@ -152,7 +153,7 @@ def test_the_report_says_where_its_numbers_come_from(outcome: tuple[Report, list
 
 
 def test_two_runs_differ_in_their_times_alone(strangers: None, tiny_model: Path) -> None:
-    protocol = attrs.evolve(SHORT, context=200, windows=1, retrieval=0, decode=1)
+    protocol = attrs.evolve(SHORT, context=200, windows=1, retrieval=300, decode=1)
 
     def run() -> dict:
         return json.loads(compare((), model=str(tiny_model), protocol=protocol).to_json())
@@ -170,6 +171,9 @@ def test_two_runs_differ_in_their_times_alone(strangers: None, tiny_model: Path)
             }
             assert min(readings.values()) > 0
     assert first == second
+    # There is no room for the facts; the rest was measured all the same.
+    assert first["provenance"]["without_retrieval"].startswith("retrieval: tokens must be from")
+    assert first["rows"][1]["measures"]["kl"] > 0
 
 
 @pytest.mark.parametrize(
