@@ -234,16 +234,18 @@ class Two(Toy):
         return super().__call__(tokens, cache)
 
 
-@pytest.mark.parametrize("queries_last", [False, True])
-def test_a_layer_without_rotation_after_one_with_it_is_known_to_have_none(
-    queries_last: bool,
-) -> None:
+def queries_last(x: mx.array, cache: Any, attention: Attention) -> mx.array:
+    offset = cache.offset
+    k, v = cache.update_and_fetch(rotated(x, offset), x)
+    return attend(attention, rotated(x, offset), k, v)
+
+
+@pytest.mark.parametrize("first", [ordinary, queries_last, own_softmax])
+def test_a_layer_without_rotation_after_one_with_it_is_known_to_have_none(first: Any) -> None:
     def layer(x: mx.array, cache: Any, attention: Attention) -> mx.array:
-        if not cache.first:
-            return attend(attention, x, *cache.update_and_fetch(x, x))
-        offset = cache.offset
-        k, v = cache.update_and_fetch(rotated(x, offset), x)
-        return attend(attention, rotated(x, offset) if queries_last else x, k, v)
+        if cache.first:
+            return first(x, cache, attention)
+        return attend(attention, x, *cache.update_and_fetch(x, x))
 
     one, two = trace(Two(layer, caches=2))
     assert one.layer is not None
