@@ -114,17 +114,6 @@ def test_a_gain_pays_where_lengths_differ() -> None:
     assert error(True) < 0.8 * error(False)
 
 
-HOSTILE = (
-    "zeros",
-    "constant",
-    "huge channel",
-    "one-hot",
-    "largest float16",
-    "1e30",
-    "1e-30",
-)
-
-
 def hostile(dim: int) -> dict[str, np.ndarray]:
     noise = normal(1, HEADS, 6, dim)
     huge, one_hot = noise.copy(), np.zeros_like(noise)
@@ -143,7 +132,7 @@ def hostile(dim: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gain", [False, True])
-@pytest.mark.parametrize("case", HOSTILE)
+@pytest.mark.parametrize("case", sorted(hostile(8)))
 def test_hostile_rows_stay_finite(kind: str, gain: bool, case: str) -> None:
     coder = VQCoder(MAKE[kind](16, 6), HEADS, gain=gain)
     x = hostile(16)[case]
