@@ -49,11 +49,11 @@ def trace(model: Module) -> tuple[Slot, ...]:
     with _lock:
         signature = _signature(model)
         known = _known.get(id(model))
-        if known is None:
-            weakref.finalize(model, _known.pop, id(model), None).atexit = False
-        elif known[0] == signature:
+        if known is not None and known[0] == signature:
             return known[1]
         slots = _learn(model)
+        if known is None:
+            weakref.finalize(model, _known.pop, id(model), None).atexit = False
         _known[id(model)] = signature, slots
         return slots
 

@@ -17,7 +17,7 @@ from kvcompress.cache.dispatch import modules_of
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.cache.trace import trace
 from kvcompress.errors import ConfigError, UnsupportedModel
-from kvcompress.layers import Rotary
+from kvcompress.layers import LayerSpec, Rotary
 from tests.stand_ins import cache as compressed_cache
 from tests.toy_model import Attention, Toy, ordinary
 from tests.zoo import FAMILIES, logits, tiny
@@ -139,6 +139,17 @@ def test_layers_of_one_model_have_each_their_own_rotation() -> None:
 def test_a_rotation_that_changes_with_the_context_is_unknown(family: str) -> None:
     slots = trace(tiny(family, rope_scaling={"rope_type": "dynamic", "factor": 2.0}))
     assert all(s.layer and s.layer.rotary is None and not s.layer.rotary_known for s in slots)
+
+
+@pytest.mark.model
+def test_the_embedded_model_is_learnt_in_full(demo: tuple[Any, Any]) -> None:
+    slots = trace(demo[0])
+    assert [(slot.kind, slot.query_visible, slot.scale) for slot in slots] == [
+        ("compress", True, 0.125)
+    ] * 30
+    for slot in slots:
+        rotary = Rotary(64, base=1e5)
+        assert slot.layer == LayerSpec(slot.index, 3, 9, 64, 64, "float32", rotary, True)
 
 
 def test_layers_that_share_a_cache_are_counted() -> None:
