@@ -172,6 +172,10 @@ class KVCodec:
         """
         if constants is None:
             constants = self.begin(keys, values, positions)
+        if not keys.shape[2]:  # MLX's kernels refuse arrays without entries
+            batch = keys.shape[0]
+            empty = {f.name: f.allocate(batch, 0) for f in self.schema.fields}
+            return Codes(empty, dict(constants))
         mean = self._mean("k.", constants)
         plain = self.rope.to_code(keys.astype(mx.float32), mean, self._rotary, positions)
         coded_keys = self.keys.encode(plain)
@@ -187,6 +191,11 @@ class KVCodec:
 
         Both in the layer's dtype; what lies outside its range is rounded to its last number.
         """
+        if not codes.tokens:
+            layer, batch = self.layer, next(iter(codes.fields.values())).shape[0]
+            dims = (layer.head_dim, layer.value_dim)
+            none = [mx.zeros((batch, layer.kv_heads, 0, dim), layer.mx_dtype) for dim in dims]
+            return none[0], none[1]
         mean = self._mean("k.", codes.constants)
         plain = self.keys.decode(_part(codes.fields, "k."))
         keys = self.rope.from_code(plain, mean, self._rotary, positions)

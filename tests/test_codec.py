@@ -87,3 +87,13 @@ def test_stages_that_do_not_fit_the_layer_are_refused() -> None:
     pipeline = Pipeline(Same(31), Rounded(31, 2))
     with pytest.raises(ConfigError, match="keys' transform must take 32 channels"):
         KVCodec(LAYER, pipeline, Pipeline(Same(16), Rounded(16, 2)))
+
+
+def test_no_tokens_are_coded_to_none() -> None:
+    codec = StandIn(warmup=6).bind(LAYER)
+    _, k, v = tokens(11)
+    constants = codec.begin(k, v, range(11))
+    codes = codec.encode(k[:, :, :0], v[:, :, :0], range(0), constants)
+    assert codes.tokens == 0
+    keys, values = codec.decode(codes, range(0))
+    assert (keys.shape, values.shape) == ((1, 2, 0, 32), (1, 2, 0, 16))

@@ -18,5 +18,6 @@ from kvcompress.testing.conformance import MethodConformance
 from kvcompress.testing.law import LawError
 from kvcompress.testing.machine import CacheMachine
 from kvcompress.testing.profiles import register_profiles
+from kvcompress.testing.suites import suites
 
-__all__ = ["CacheMachine", "LawError", "MethodConformance", "register_profiles"]
+__all__ = ["CacheMachine", "LawError", "MethodConformance", "register_profiles", "suites"]

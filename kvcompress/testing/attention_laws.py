@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 from hypothesis import strategies as st
@@ -32,7 +34,8 @@ class AttentionLaws(Subject):
         layer, batch = bound.layer, draw(st.integers(1, 2), "batch")
         early, last = draw(st.integers(0, 150), "tokens before"), draw(st.sampled_from(_LAST))
         came = tokens(layer, early + last, batch=batch, seed=draw(seeds(), "seed"))
-        mask = draw(masks(batch, layer.query_heads, last, early + last), "mask")
+        sizes = (batch, layer.query_heads, last, early + last)
+        mask = draw(masks(*sizes, layer.mx_dtype), "mask")
         logits = self._draw_sinks(draw, layer)
         cache = self.new_cache(bound, draw(st.sampled_from(BUDGETS), "budget"))
         if early:
@@ -51,7 +54,7 @@ class AttentionLaws(Subject):
             numbers(keys),
             numbers(values),
             scale=_SCALE,
-            mask=np.array(mask) if isinstance(mask, mx.array) else mask,
+            mask=_plain(mask),
             sinks=None if logits is None else numbers(logits),
         )
         size = {"float32": 5e-4, "float16": 2e-2, "bfloat16": 1e-1}[layer.dtype]
@@ -76,3 +79,10 @@ class AttentionLaws(Subject):
         hidden = mx.zeros((3, 130), dtype=mx.bool_)
         out = numbers(keys.step.attend(last.queries, scale=_SCALE, mask=hidden))
         require(np.isfinite(out).all(), "a row that sees nothing is not finite")
+
+
+def _plain(mask: mx.array | str | None) -> Any:
+    """A mask as the oracle takes it."""
+    if not isinstance(mask, mx.array):
+        return mask
+    return np.array(mask) if mask.dtype == mx.bool_ else numbers(mask)

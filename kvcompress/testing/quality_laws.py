@@ -78,6 +78,8 @@ class QualityLaws(Subject):
         if self.is_calibrated():
             pytest.skip("tables fitted to tokens of one size need not serve another")
         bound, seed = self.draw_bound(draw), draw(seeds(), "seed")
+        if bound.codec.keys.centre.mean is not None or bound.codec.values.centre.mean is not None:
+            return  # a mean of one size is taken out
         power = draw(st.sampled_from((-4, 5, 9)), "power of two")
         came, _ = coded(bound, 24, seed=seed)
         factor = mx.array(2.0**power, bound.layer.mx_dtype)

@@ -88,7 +88,9 @@ def hostile_kinds() -> SearchStrategy[str]:
 
 
 @st.composite
-def masks(draw: DrawFn, batch: int, heads: int, queries: int, tokens: int) -> mx.array | str | None:
+def masks(
+    draw: DrawFn, batch: int, heads: int, queries: int, tokens: int, dtype: mx.Dtype
+) -> mx.array | str | None:
     """Masks as models hand them over; every query sees at least its own token."""
     kind = draw(st.sampled_from(("none", "causal", "bool", "additive")))
     if kind == "none":
@@ -102,4 +104,4 @@ def masks(draw: DrawFn, batch: int, heads: int, queries: int, tokens: int) -> mx
     if kind == "bool":
         return mx.array(shown)
     slope = -0.01 * np.arange(tokens)[::-1]  # as ALiBi
-    return mx.array(np.where(shown, slope, -np.inf).astype(np.float32))
+    return mx.array(np.where(shown, slope, -np.inf).astype(np.float32)).astype(dtype)
