@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvcompress.errors import ConfigError
 from kvcompress.layers import Rotary
 from kvcompress.stages.product_vq import bits_of, evaluated
-from kvcompress.stages.tables import chunked, gather, nearest
+from kvcompress.stages.tables import chunked, nearest
 
 
 def complex_pairs(
@@ -118,35 +118,36 @@ class CommutingVQ:
     def encode(self, u: mx.array) -> mx.array:
         """The greedy codes of ``(B, H, T, D)`` float32: ``(B, H, T, 2 R)`` uint8."""
         book = self.book()
-        N = 1 << self.bits
         squares = 0.5 * mx.square(book).sum(axis=-1)
+        stages = []
+        for place in range(0, self.codes, 2):
+            turned, direct = book[:, place], book[:, place + 1]
+            half = direct @ turned.swapaxes(-1, -2)
+            half = half + squares[:, place + 1, :, None] + squares[:, place, None]
+            stages.append((turned, direct, half))
 
         def encode_few(rows: mx.array) -> mx.array:
             codes = []
-            for stage in range(self.stages):
-                turned, direct = book[None, :, 2 * stage], book[None, :, 2 * stage + 1]
-                half = (
-                    direct @ turned.swapaxes(-1, -2)
-                    + squares[None, :, 2 * stage + 1, :, None]
-                    + squares[None, :, 2 * stage, None, :]
-                )
+            for turned, direct, half in stages:
                 of_a, of_b = rows @ direct.swapaxes(-1, -2), rows @ turned.swapaxes(-1, -2)
-                distances = half[:, :, None] - of_a[..., None] - of_b[..., None, :]
-                index = nearest(distances.flatten(-2))
-                b, a = index & (N - 1), index >> self.bits
+                # The best b of every a first, as a least along an outer axis, which is fast;
+                # then the b of the best a.
+                each = half.swapaxes(-1, -2)[:, None] - of_b[..., None]
+                a = nearest(each.min(axis=-2) - of_a)
+                b = nearest(_rows_of(half, a) - of_b)
                 rows = rows - _rows_of(turned, b) - _rows_of(direct, a)
                 codes += [b, a]
-            return mx.stack(codes, axis=-1).astype(mx.uint8)
+            return mx.stack(codes, axis=-1)
 
-        return chunked(encode_few, u, u.shape[0] * u.shape[1] * N * N)
+        return chunked(encode_few, u, u.shape[0] * u.shape[1] << 2 * self.bits)
 
     def decode(self, codes: mx.array) -> mx.array:
-        """``(B, H, T, 2 R)`` to ``(B, H, T, D)`` float32: a view of ``(B, H, D, T)``."""
-        book = self.book().swapaxes(-1, -2)[None]
-        out = gather(book[:, :, :1], codes[..., :1])
+        """``(B, H, T, 2 R)`` to ``(B, H, T, D)`` float32."""
+        book = self.book()
+        out = _rows_of(book[:, 0], codes[..., 0])
         for place in range(1, self.codes):
-            out = out + gather(book[:, :, place : place + 1], codes[..., place : place + 1])
-        return out.squeeze(2).swapaxes(-1, -2)
+            out = out + _rows_of(book[:, place], codes[..., place])
+        return out
 
     def tables(self, q: mx.array) -> mx.array:
         """Scores of queries against every entry: ``(B, H, M, D)`` to ``(B, H, 2 R, M, N)``.
@@ -159,5 +160,7 @@ class CommutingVQ:
 
 
 def _rows_of(table: mx.array, codes: mx.array) -> mx.array:
-    """Entries ``(1, H, N, D)`` at codes ``(B, H, T)``: ``(B, H, T, D)``."""
-    return mx.take_along_axis(table, codes[..., None], axis=2)
+    """Entries of ``(H, N, D)`` at codes ``(B, H, T)``: ``(B, H, T, D)``."""
+    H, N, D = table.shape
+    starts = mx.arange(0, H * N, N, dtype=mx.uint32)[:, None]
+    return mx.take(table.reshape(H * N, D), codes + starts, axis=0)
