@@ -145,6 +145,7 @@ class CompressedBatchCache:
         self.rows = list(rows)
         self._before = [0] * len(self.rows)  # padding still to come before a row's tokens
         self._left: list[int] | None = None  # tokens still to come of right-padded rows
+        self._step: BatchStep | None = None  # kept while a step lasts, for layers that share it
         for row in self.rows:
             _check_row(self.rows[0], row)
 
@@ -214,8 +215,18 @@ class CompressedBatchCache:
                 steps.append(None if row.empty() else row.now())
             places.append(_Place(skip, take, start, start + row.offset))
         step = BatchStep(steps, places, length, self.rows[0].layer.value_dim)
-        dense_keys, dense_values = step.dense
-        return view(dense_keys, step, "key"), view(dense_values, step, "value")
+        self._step = step if self.rows[0].shared else None
+        return _views(step)
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What this step's own layer attends to, for the layers that share its cache.
+
+        Raises:
+            BatchError: Between steps, or where no other layer reads this cache.
+        """
+        if self._step is None:
+            raise BatchError("a batch can be read by other layers only within a step")
+        return _views(self._step)
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
@@ -277,6 +288,7 @@ class CompressedBatchCache:
     @property
     def state(self) -> tuple[Any, ...]:
         """The states of the rows."""
+        self._step = None  # mlx-lm reads the state when a step is over
         return tuple(row.state for row in self.rows)
 
     @state.setter
@@ -290,6 +302,11 @@ class CompressedBatchCache:
     def from_state(cls, state: tuple[Any, ...]) -> CompressedBatchCache:
         """A batch that goes on where ``state`` was taken."""
         return cls([CompressedKVCache.from_state(part) for part in state])
+
+
+def _views(step: BatchStep) -> tuple[mx.array, mx.array]:
+    dense_keys, dense_values = step.dense
+    return view(dense_keys, step, "key"), view(dense_values, step, "value")
 
 
 def _check_row(first: CompressedKVCache, row: CompressedKVCache) -> None:

@@ -36,6 +36,8 @@ class CompressedKVCache:
         layer: The layer.
         codec: The method bound to the layer.
         lease: Kept alive with the cache; holds the attention hook in place.
+        shared: Whether other layers read this cache too. They then get what its own layer got
+            in that step, which is kept until the step ends.
         budget: Bytes of transients that attention may hold.
     """
 
@@ -45,6 +47,7 @@ class CompressedKVCache:
         layer: LayerSpec,
         codec: KVCodec,
         lease: Lease | None = None,
+        shared: bool = False,
         budget: int = DEFAULT_BUDGET,
     ) -> None:
         self.method = method
@@ -52,6 +55,8 @@ class CompressedKVCache:
         self.codec = codec
         self.offset = 0
         self.lease = lease
+        self.shared = shared
+        self._step: Step | None = None
         self._budget = budget
         self.exact = ExactRows()
         self.store = CodeStore(codec.schema)
@@ -111,6 +116,7 @@ class CompressedKVCache:
         step = Step(self.codec, blocks, constants, all_keys, all_values, sinks, self._budget)
         step.settle = [*self.exact.arrays(), *self.store.arrays(since=sealed)]
         self.offset = seen
+        self._step = step if self.shared else None
         return step
 
     def _coded_part(self) -> tuple[list[tuple[dict[str, mx.array], int]], int, int]:
@@ -180,8 +186,11 @@ class CompressedKVCache:
             )
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """The cache as it stands, in the model's frame: what a next step would attend to."""
-        step = self.now()
+        """The cache as it stands, in the model's frame: what a next step would attend to.
+
+        Within a step of a shared cache, what its own layer attends to.
+        """
+        step = self._step or self.now()
         dense_keys, dense_values = step.dense
         return view(dense_keys, step, "key"), view(dense_values, step, "value")
 
@@ -233,6 +242,7 @@ class CompressedKVCache:
         Returns:
             How many were forgotten: ``n``, or all there were.
         """
+        self._step = None
         n = max(0, min(n, self.offset))
         sinks = min(self.method.sinks, self.exact.used) if self.store.tokens else 0
         recent = min(n, self.exact.used - sinks)
@@ -284,12 +294,14 @@ class CompressedKVCache:
         """Everything needed to go on: a JSON header, then arrays."""
         from kvcompress.cache.state import pack_state
 
+        self._step = None  # mlx-lm reads the state when a step is over
         return pack_state(self)
 
     @state.setter
     def state(self, state: tuple[Any, ...]) -> None:
         from kvcompress.cache.state import unpack_state
 
+        self._step = None
         unpack_state(self, state)
 
     @classmethod
@@ -308,7 +320,9 @@ class CompressedKVCache:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompressedKVCache:
         """An independent sequence that shares the method's tables."""
-        new = CompressedKVCache(self.method, self.layer, self.codec, self.lease, self._budget)
+        new = CompressedKVCache(
+            self.method, self.layer, self.codec, self.lease, self.shared, self._budget
+        )
         new.offset = self.offset
         new.exact = self.exact.copy()
         new.store = self.store.copy()

@@ -66,6 +66,7 @@ class Plan:
             layer=slot.layer,
             codec=self.codecs[slot.index],
             lease=self.lease,
+            shared=slot.readers > 1,
         )
 
 

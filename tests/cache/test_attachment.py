@@ -165,19 +165,8 @@ def test_kv_bits_leaves_compressed_caches_alone() -> None:
     assert all(type(cache) is CompressedKVCache for cache in caches)
 
 
-SHARES_CACHES = pytest.mark.xfail(reason="a batch has no keys_and_values", raises=AttributeError)
-
-
 @pytest.mark.parametrize(
-    "family",
-    [
-        "llama",
-        "cohere2",
-        "gemma3_text",
-        "qwen3_next",
-        pytest.param("gemma3n", marks=SHARES_CACHES),
-        pytest.param("afm7", marks=SHARES_CACHES),
-    ],
+    "family", ["llama", "cohere2", "gemma3_text", "qwen3_next", "gemma3n", "afm7"]
 )
 def test_batches_are_of_compressed_caches_and_rows_as_if_alone(family: str) -> None:
     model = tiny(family)

@@ -243,6 +243,18 @@ def test_a_cache_made_here_works_in_another_thread() -> None:
     assert out[0].shape == (1, 2, 100, 32)
 
 
+def test_layers_that_share_a_cache_read_what_its_own_layer_read() -> None:
+    _, k, v = tokens(120)
+    method = StandIn(steps=2.0)
+    shared = CompressedKVCache(method, LAYER, method.bind(LAYER), shared=True)
+    keys, _ = shared.update_and_fetch(k, v)
+    again, _ = shared.keys_and_values()
+    assert again.step is keys.step
+    assert mx.array_equal(again, k)
+    _ = shared.state  # the step is over
+    assert largest(shared.keys_and_values()[0] - k) > 0.1
+
+
 def test_prefill_does_not_keep_full_size_rows() -> None:
     held = cache(StandIn().bind(LAYER).layer, window=16)
     for start in range(0, 4000, 500):
