@@ -76,7 +76,7 @@ def kmeans(
     if not np.isfinite(points).all():
         raise ConfigError("kmeans: points must be finite")
     shape, (N, s) = points.shape[:-2], points.shape[-2:]
-    masses = np.ones(N) if weights is None else weights.astype(np.float64)
+    masses: Float64 = np.ones(N) if weights is None else weights.astype(np.float64)
     if (masses < 0).any() or not np.isfinite(masses).all() or not (masses.sum(-1) > 0).all():
         raise ConfigError("kmeans: weights must be finite, not negative and not all zero")
     shares = np.broadcast_to(masses, (*shape, N)).reshape(-1, N)

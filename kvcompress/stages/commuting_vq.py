@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvcompress.errors import ConfigError
 from kvcompress.layers import Rotary
+from kvcompress.stages.pairs import join_pairs, split_pairs
 from kvcompress.stages.product_vq import bits_of, evaluated
 from kvcompress.stages.tables import chunked, nearest
 
@@ -24,12 +25,8 @@ def complex_pairs(
     x: NDArray[np.floating[Any]], rotary: Rotary | None
 ) -> tuple[NDArray[np.complexfloating[Any, Any]], NDArray[np.floating[Any]]]:
     """Vectors ``(..., D)`` as complex pairs ``(..., P)`` and what does not rotate ``(..., Q)``."""
-    dims = 0 if rotary is None else rotary.dims
-    if rotary is not None and rotary.traditional:
-        first, second = x[..., 0:dims:2], x[..., 1:dims:2]
-    else:
-        first, second = x[..., : dims // 2], x[..., dims // 2 : dims]
-    return first + 1j * second, x[..., dims:]
+    first, second, rest = split_pairs(x, rotary)
+    return first + 1j * second, rest
 
 
 def _turning(values: np.ndarray | mx.array) -> mx.array:
@@ -104,15 +101,14 @@ class CommutingVQ:
     def book(self) -> mx.array:
         """What each code adds, ``(H, 2 R, N, D)`` float32 in the layer's order of channels."""
         real, imaginary = mx.split(self.turning.astype(mx.float32), 2, axis=3)
-        first = mx.stack([-imaginary, real], axis=2).squeeze(4)  # i z for b, z for a
+        # Of each stage what b adds, i z and v, before what a adds, z and u.
+        first = mx.stack([-imaginary, real], axis=2).squeeze(4)
         second = mx.stack([real, imaginary], axis=2).squeeze(4)
-        if self.rotary is not None and self.rotary.traditional:
-            whole = mx.stack([first, second], axis=-1).flatten(-2)
+        if self.still is None:
+            rest = first[..., :0]
         else:
-            whole = mx.concatenate([first, second], axis=-1)
-        if self.still is not None:
-            u_and_v = self.still.astype(mx.float32)
-            whole = mx.concatenate([whole, u_and_v[:, :, ::-1]], axis=-1)
+            rest = self.still.astype(mx.float32)[:, :, ::-1]
+        whole = join_pairs(first, second, rest, self.rotary)
         return whole.flatten(1, 2)
 
     def encode(self, u: mx.array) -> mx.array:

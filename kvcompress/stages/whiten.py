@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 
 from kvcompress.errors import ConfigError
 from kvcompress.layers import Rotary
+from kvcompress.stages.pairs import join_pairs, split_pairs
+
+Float64 = NDArray[np.float64]
 
 _JITTER = 1e-6  # of the mean variance, added to every channel's
 
 
-def block_metric(moment: NDArray[np.floating[Any]], size: int) -> NDArray[np.float64]:
+def block_metric(moment: NDArray[np.floating[Any]], size: int) -> Float64:
     """The diagonal blocks of second moments, scaled to a mean variance of 1 and made definite.
 
     A moment in proportion to the identity gives the identity exactly.
@@ -35,84 +38,58 @@ def block_metric(moment: NDArray[np.floating[Any]], size: int) -> NDArray[np.flo
     Raises:
         ConfigError: A shape does not fit, or a moment is no second moment.
     """
-    H, D = moment.shape[0], moment.shape[-1]
-    if moment.ndim != 3 or moment.shape[1] != D or size < 1 or D % size:
+    scaled = _scaled(moment)
+    H, D, _ = scaled.shape
+    if size < 1 or D % size:
+        raise ConfigError(f"whiten: {D} channels are not divisible by the block size {size}")
+    cut = scaled.reshape(H, D // size, size, D // size, size)
+    return _definite(np.einsum("hiaib->hiab", cut))
+
+
+def _scaled(moment: NDArray[np.floating[Any]]) -> Float64:
+    """Symmetric, with a mean variance of 1."""
+    if moment.ndim != 3 or moment.shape[1] != moment.shape[2] or not moment.size:
         raise ConfigError(
-            f"whiten: moments must be (heads, channels, channels) with channels divisible by the "
-            f"block size {size} (got {moment.shape})"
+            f"whiten: moments must be (heads, channels, channels) (got {moment.shape})"
         )
-    scale = np.einsum("hii->h", moment.astype(np.float64)) / D
-    if not np.isfinite(moment).all() or not (scale > 0).all():
+    wide = moment.astype(np.float64)
+    scale = np.einsum("hii->h", wide) / moment.shape[1]
+    if not np.isfinite(wide).all() or not (scale > 0).all():
         raise ConfigError("whiten: moments must be finite with a positive trace")
-    cut = moment.astype(np.float64).reshape(H, D // size, size, D // size, size)
-    blocks = np.einsum("hiaib->hiab", cut) / scale[:, None, None, None]
-    blocks = (blocks + blocks.swapaxes(-1, -2)) / 2
-    metric = (blocks + _JITTER * np.eye(size)) / (1.0 + _JITTER)
+    return np.asarray((wide + wide.swapaxes(1, 2)) / (2 * scale[:, None, None]))
+
+
+def _definite(blocks: Float64) -> Float64:
+    """With a little more variance in every channel, and as much less in all."""
+    metric = (blocks + _JITTER * np.eye(blocks.shape[-1])) / (1.0 + _JITTER)
     if not (np.linalg.eigvalsh(metric) > 0).all():
         raise ConfigError("whiten: moments must not have negative directions")
     return np.asarray(metric)
 
 
-def _paired(x: Any, rotating: int) -> Any:
-    """Put the two channels of each pair together, where they are half the rotation apart."""
-    lib = np if isinstance(x, np.ndarray) else mx
-    halves = x[..., :rotating].reshape(*x.shape[:-1], 2, rotating // 2)
-    joined = halves.swapaxes(-1, -2).reshape(*x.shape[:-1], rotating)
-    return lib.concatenate([joined, x[..., rotating:]], axis=-1)
-
-
-def _parted(x: mx.array, rotating: int) -> mx.array:
-    """Undo :func:`_paired`."""
-    pairs = x[..., :rotating].reshape(*x.shape[:-1], rotating // 2, 2)
-    joined = pairs.swapaxes(-1, -2).reshape(*x.shape[:-1], rotating)
-    return mx.concatenate([joined, x[..., rotating:]], axis=-1)
-
-
 @frozen(eq=False)
 class Whiten:
-    """``z = x L``, block by block; queries take ``L^-T``.
+    """``z = x L`` in blocks of neighbouring channels; queries take ``L^-T``.
+
+    Where the blocks are the sub-vectors of a product code, a metric of the quantiser does the
+    same and leaves nothing to undo: see :class:`kvcompress.stages.product_vq.ProductVQ`.
 
     Attributes:
         factor: ``(H, D / s, s, s)`` float32, ``L``.
         back: ``(H, D / s, s, s)`` float32, ``L^-1``.
-        halves: Channels whose first and second half make pairs, the blocks then; 0 where blocks
-            are of neighbouring channels.
     """
 
     factor: mx.array
     back: mx.array
-    halves: int = 0
 
     @classmethod
-    def by_blocks(cls, moment: NDArray[np.floating[Any]], size: int) -> Whiten:
-        """From second moments ``(H, D, D)``, in blocks of ``size`` neighbouring channels.
+    def of(cls, moment: NDArray[np.floating[Any]], size: int) -> Whiten:
+        """From second moments ``(H, D, D)``, in blocks of ``size`` channels.
 
         Raises:
             ConfigError: As :func:`block_metric`.
         """
-        return cls._of(block_metric(moment, size), 0)
-
-    @classmethod
-    def by_pairs(cls, moment: NDArray[np.floating[Any]], rotary: Rotary) -> Whiten:
-        """From second moments ``(H, D, D)``, each rotary pair by itself.
-
-        Channels that do not rotate are taken in neighbouring pairs.
-
-        Raises:
-            ConfigError: As :func:`block_metric`.
-        """
-        halves = 0 if rotary.traditional else rotary.dims
-        if halves:
-            order = _paired(np.arange(moment.shape[-1]), halves)
-            moment = moment[:, order][:, :, order]
-        return cls._of(block_metric(moment, 2), halves)
-
-    @classmethod
-    def _of(cls, blocks: NDArray[np.float64], halves: int) -> Whiten:
-        factor = np.linalg.cholesky(blocks)
-        tables = [mx.array(t.astype(np.float32)) for t in (factor, np.linalg.inv(factor))]
-        mx.eval(tables)
-        return cls(tables[0], tables[1], halves)
+        return cls(*_factors(block_metric(moment, size)))
 
     @property
     def dim(self) -> int:
@@ -138,8 +115,77 @@ class Whiten:
 
     def _apply(self, x: mx.array, blocks: mx.array) -> mx.array:
         B, H, T, D = x.shape
-        if self.halves:
-            x = _paired(x, self.halves)
         cut = x.reshape(B, H, T, -1, blocks.shape[-1]).swapaxes(2, 3)
-        out = (cut @ blocks).swapaxes(2, 3).reshape(B, H, T, D)
-        return _parted(out, self.halves) if self.halves else out
+        return (cut @ blocks).swapaxes(2, 3).reshape(B, H, T, D)
+
+
+@frozen(eq=False)
+class WhitenPairs:
+    """``z = x L`` within each pair of channels that RoPE turns, channel by channel for the rest.
+
+    Attributes:
+        factor: ``(3, H, 1, P)`` float32, the three entries of each pair's ``L``, row by row.
+        back: ``(3, H, 1, P)`` float32, those of ``L^-1``.
+        rest: ``(H, 1, Q)`` float32, the factors of channels that do not rotate.
+        rotary: Says which channels form a pair.
+    """
+
+    factor: mx.array
+    back: mx.array
+    rest: mx.array
+    rotary: Rotary
+
+    @classmethod
+    def of(cls, moment: NDArray[np.floating[Any]], rotary: Rotary) -> WhitenPairs:
+        """From second moments ``(H, D, D)``.
+
+        Raises:
+            ConfigError: As :func:`block_metric`.
+        """
+        scaled = _scaled(moment)
+        first, second, alone = split_pairs(np.arange(scaled.shape[-1]), rotary)
+        places = np.stack([first, second], axis=-1)
+        pairs = _factors(_definite(scaled[:, places[:, :, None], places[:, None, :]]))
+        rest, _ = _factors(_definite(scaled[:, alone, alone][..., None, None]))
+        factor, back = (
+            mx.stack([t[:, :, 0, 0], t[:, :, 1, 0], t[:, :, 1, 1]])[:, :, None] for t in pairs
+        )
+        rest = rest[:, None, :, 0, 0]
+        mx.eval(factor, back, rest)
+        return cls(factor, back, rest, rotary)
+
+    @property
+    def dim(self) -> int:
+        """Channels, ``D``."""
+        return 2 * int(self.factor.shape[3]) + int(self.rest.shape[2])
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the factors."""
+        return int(self.factor.nbytes + self.back.nbytes + self.rest.nbytes)
+
+    def forward(self, x: mx.array) -> mx.array:
+        """``x L`` for ``(B, H, T, D)`` float32."""
+        a, c, d = self.factor
+        first, second, rest = split_pairs(x, self.rotary)
+        return join_pairs(first * a + second * c, second * d, rest * self.rest, self.rotary)
+
+    def inverse(self, z: mx.array) -> mx.array:
+        """``z L^-1``."""
+        a, c, d = self.back
+        first, second, rest = split_pairs(z, self.rotary)
+        return join_pairs(first * a + second * c, second * d, rest / self.rest, self.rotary)
+
+    def query(self, q: mx.array) -> mx.array:
+        """``q L^-T``."""
+        a, c, d = self.back
+        first, second, rest = split_pairs(q, self.rotary)
+        return join_pairs(first * a, first * c + second * d, rest / self.rest, self.rotary)
+
+
+def _factors(blocks: Float64) -> tuple[mx.array, mx.array]:
+    """``L`` and ``L^-1`` of every block, float32."""
+    factor = np.linalg.cholesky(blocks)
+    tables = mx.array(factor.astype(np.float32)), mx.array(np.linalg.inv(factor).astype(np.float32))
+    mx.eval(tables)
+    return tables

@@ -12,7 +12,7 @@ from kvcompress.errors import ConfigError
 from kvcompress.layers import Rotary
 from kvcompress.stages.base import Transform
 from kvcompress.stages.product_vq import ProductVQ
-from kvcompress.stages.whiten import Whiten, block_metric
+from kvcompress.stages.whiten import Whiten, WhitenPairs, block_metric
 from tests.stages.vq_cases import HEADS, cut, normal, product, rows
 
 
@@ -23,10 +23,10 @@ def moments(dim: int, seed: int = 0) -> np.ndarray:
     return np.asarray(q.swapaxes(1, 2) @ q / (40 * dim))
 
 
-def make(kind: str, moment: np.ndarray) -> Whiten:
+def make(kind: str, moment: np.ndarray) -> Whiten | WhitenPairs:
     if kind in ("pairs", "traditional pairs"):
-        return Whiten.by_pairs(moment, Rotary(12, kind == "traditional pairs"))
-    return Whiten.by_blocks(moment, int(kind))
+        return WhitenPairs.of(moment, Rotary(12, kind == "traditional pairs"))
+    return Whiten.of(moment, int(kind))
 
 
 KINDS = ["1", "2", "4", "16", "pairs", "traditional pairs"]
@@ -55,7 +55,7 @@ def test_lengths_after_are_expected_score_errors(kind: str) -> None:
     if "pairs" in kind:
         step = 1 if kind == "traditional pairs" else 6
         first = range(0, 12, 2) if step == 1 else range(6)
-        blocks = [(c, c + step) for c in first] + [(12, 13), (14, 15)]
+        blocks = [(c, c + step) for c in first] + [(c,) for c in range(12, 16)]
     else:
         size = int(kind)
         blocks = [tuple(range(c, c + size)) for c in range(0, 16, size)]
@@ -78,7 +78,7 @@ def test_nearest_after_whitening_is_nearest_in_the_score(size: int, seed: int) -
     metric = block_metric(moment, size)
     loss = np.einsum("bhtnki,hnij,bhtnkj->bhtnk", e, metric, e)
 
-    stage = Whiten.by_blocks(moment, size)
+    stage = Whiten.of(moment, size)
     through = ProductVQ(mx.array(book) @ stage.factor).encode(stage.forward(x))
     direct = ProductVQ(book, metric=metric).encode(x)
     for codes in (through, direct):
@@ -101,15 +101,16 @@ def test_queries_alike_in_all_channels_change_nothing(kind: str, scale: float) -
 
 def test_moments_of_too_few_queries_are_made_definite() -> None:
     q = normal(HEADS, 1, 16)
-    stage = Whiten.by_blocks(q.swapaxes(1, 2) @ q, 16)
+    stage = Whiten.of(q.swapaxes(1, 2) @ q, 16)
     x = rows(16, 8)
     assert mx.isfinite(stage.inverse(stage.forward(x))).all().item()
     assert np.isfinite(np.array(stage.back)).all()
 
 
-def test_bytes_are_those_of_both_factors() -> None:
-    stage = Whiten.by_blocks(moments(16), 4)
+def test_bytes_are_those_of_the_factors() -> None:
+    stage = Whiten.of(moments(16), 4)
     assert stage.table_bytes == 2 * HEADS * 4 * 4 * 4 * 4
+    assert make("pairs", moments(16)).table_bytes == 4 * HEADS * (2 * 3 * 6 + 4)
     x = rows(16, 3)
     assert mx.array_equal(copy.deepcopy(stage).forward(x), stage.forward(x))
 
@@ -119,7 +120,8 @@ def test_bytes_are_those_of_both_factors() -> None:
     [
         (np.ones((2, 16)), 4, "moments must be"),
         (np.ones((2, 16, 8)), 4, "moments must be"),
-        (np.ones((2, 16, 16)), 3, "divisible by the block size 3"),
+        (np.ones((2, 16, 16)), 3, "not divisible by the block size 3"),
+        (np.ones((2, 0, 0)), 1, "moments must be"),
         (np.zeros((2, 16, 16)), 4, "positive trace"),
         (np.full((2, 16, 16), np.nan), 4, "must be finite"),
         (np.ones((2, 16, 16)) - 0.5 * np.eye(16), 4, "negative directions"),
@@ -127,4 +129,4 @@ def test_bytes_are_those_of_both_factors() -> None:
 )
 def test_what_is_no_second_moment_is_refused(moment: np.ndarray, size: int, message: str) -> None:
     with pytest.raises(ConfigError, match=f"whiten: .*{message}"):
-        Whiten.by_blocks(moment, size)
+        Whiten.of(moment, size)

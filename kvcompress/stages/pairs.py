@@ -1,0 +1,31 @@
+"""The pairs of channels that RoPE turns together, apart and joined again."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import mlx.core as mx
+import numpy as np
+
+from kvcompress.layers import Rotary
+
+Array = TypeVar("Array", mx.array, np.ndarray)
+
+
+def split_pairs(x: Array, rotary: Rotary | None) -> tuple[Array, Array, Array]:
+    """First and second channels of the pairs, ``(..., P)`` each, and the rest ``(..., Q)``."""
+    dims = 0 if rotary is None else rotary.dims
+    if rotary is not None and rotary.traditional:
+        return x[..., 0:dims:2], x[..., 1:dims:2], x[..., dims:]
+    return x[..., : dims // 2], x[..., dims // 2 : dims], x[..., dims:]
+
+
+def join_pairs(
+    first: mx.array, second: mx.array, rest: mx.array, rotary: Rotary | None
+) -> mx.array:
+    """Undo :func:`split_pairs`."""
+    if rotary is not None and rotary.traditional:
+        joined = [mx.stack([first, second], axis=-1).flatten(-2)]
+    else:
+        joined = [first, second]
+    return mx.concatenate([*joined, rest], axis=-1)
