@@ -27,6 +27,8 @@ from kvcompress.errors import (
 
 if TYPE_CHECKING:
     from kvcompress.cache import attach, detach, make_cache, report
+    from kvcompress.cache.persist import load_cache, save_cache
+    from kvcompress.calibrate import Calibration, calibrate
     from kvcompress.hookspecs import hookimpl
     from kvcompress.method import CompressionMethod, Method, MethodInfo
     from kvcompress.registry import MethodStatus, get_method, list_methods
@@ -35,6 +37,7 @@ __all__ = [
     "BatchError",
     "BrokenPlugin",
     "CacheFileError",
+    "Calibration",
     "CalibrationMismatch",
     "CalibrationRequired",
     "CompressionMethod",
@@ -50,26 +53,33 @@ __all__ = [
     "UnsupportedModel",
     "__version__",
     "attach",
+    "calibrate",
     "detach",
     "get_method",
     "hookimpl",
     "list_methods",
+    "load_cache",
     "make_cache",
     "report",
+    "save_cache",
 ]
 
 _MODULE_OF = {
+    "Calibration": "kvcompress.calibrate",
     "CompressionMethod": "kvcompress.method",
     "Method": "kvcompress.method",
     "MethodInfo": "kvcompress.method",
     "MethodStatus": "kvcompress.registry",
     "attach": "kvcompress.cache",
+    "calibrate": "kvcompress.calibrate.api",
     "detach": "kvcompress.cache",
     "get_method": "kvcompress.registry",
     "hookimpl": "kvcompress.hookspecs",
     "list_methods": "kvcompress.registry",
+    "load_cache": "kvcompress.cache.persist",
     "make_cache": "kvcompress.cache",
     "report": "kvcompress.cache",
+    "save_cache": "kvcompress.cache.persist",
 }
 
 

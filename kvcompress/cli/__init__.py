@@ -19,6 +19,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("kvcompress.cli.inspect:inspect", "Show a method and its options."),
     "estimate": ("kvcompress.cli.estimate:estimate", "Tell how many bytes a cache will take."),
     "compare": ("kvcompress.cli.compare:compare", "Measure methods on a real model."),
+    "calibrate": (
+        "kvcompress.cli.calibrate:calibrate",
+        "Fit the tables of methods that need them.",
+    ),
     "generate": ("kvcompress.cli.generate:generate", "Write text with a compressed cache."),
 }
 """Every command: where its function stands, and its line in ``kvcompress --help``."""
