@@ -27,10 +27,3 @@ def hashed(count: int, *key: int | str) -> np.ndarray:
 def signs(count: int, *key: int | str) -> np.ndarray:
     """``count`` random signs, float32 -1 or 1."""
     return np.where(hashed(count, *key) >> np.uint64(63), -1.0, 1.0).astype(np.float32)
-
-
-def normals(count: int, *key: int | str) -> np.ndarray:
-    """``count`` standard normal float64, by the Box-Muller transform."""
-    uniform = ((hashed(2 * count, *key) >> np.uint64(11)) + 0.5) * 2.0**-53
-    radius, angle = np.sqrt(-2.0 * np.log(uniform[:count])), 2.0 * np.pi * uniform[count:]
-    return np.asarray(radius * np.cos(angle))

@@ -14,11 +14,11 @@ from attrs import field, frozen
 
 from kvcompress.errors import ConfigError
 from kvcompress.stages.base import Transform
-from kvcompress.stages.hashing import normals, signs
+from kvcompress.stages.hashing import signs
 
 # Sizes at which mx.hadamard_transform is orthonormal and its own inverse. At other sizes it may
 # need a transpose, be wrong, or abort the process: it must not be called there.
-HADAMARD_SIZES = frozenset({16, 32, 48, 64, 96, 128, 192, 256, 384, 512})
+HADAMARD_SIZES = (2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 
 
 def _positive(name: str, dim: int) -> None:
@@ -51,12 +51,14 @@ class Identity:
 
 @frozen
 class RandomisedHadamard:
-    """A random rotation: ``x -> H D2 H D1 x`` with random signs ``D1, D2``.
+    """A random rotation: random signs and a Hadamard transform, twice.
 
     Twice, because after one pass a vector with a single channel has entries of one size, which
     no codebook for Gaussian entries fits (at 2 bits an error of 0.26 where 0.17 is the bound).
-    Sizes that MLX cannot transform use a dense random orthonormal matrix in its place. Tables are
-    made once for each size and seed and shared.
+    Where MLX cannot transform all channels at once, a pass transforms overlapping windows one
+    after the other, each with signs of its own. No matrix product is used: its round-off would
+    depend on how many tokens come together, and so would codes. Signs are made once for each size
+    and seed and shared.
 
     Attributes:
         dim: Channels, ``D``.
@@ -65,54 +67,67 @@ class RandomisedHadamard:
 
     dim: int
     seed: int = 0
-    _tables: tuple[mx.array, ...] = field(init=False, eq=False, repr=False)
+    _turns: tuple[_Turn, ...] = field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         _positive("RandomisedHadamard", self.dim)
-        make = _sign_pair if self.dim in HADAMARD_SIZES else _orthonormal
-        object.__setattr__(self, "_tables", make(self.dim, self.seed))
+        object.__setattr__(self, "_turns", _turns(self.dim, self.seed))
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of the sign vectors or of the matrix."""
-        return sum(int(table.nbytes) for table in self._tables)
+        """Bytes of the signs."""
+        return sum(int(turn.signs.nbytes) for turn in self._turns)
 
     def forward(self, x: mx.array) -> mx.array:
         """Rotate ``(B, H, T, D)`` float32."""
-        if len(self._tables) == 1:
-            return x @ self._tables[0]
-        first, second = self._tables
-        return mx.hadamard_transform(mx.hadamard_transform(x * first) * second)
+        for turn in self._turns:
+            x = turn.transform(x * turn.signs)
+        return x
 
     def inverse(self, z: mx.array) -> mx.array:
         """Rotate back."""
-        if len(self._tables) == 1:
-            return z @ self._tables[0].T
-        first, second = self._tables
-        return mx.hadamard_transform(mx.hadamard_transform(z) * second) * first
+        for turn in reversed(self._turns):
+            z = turn.transform(z) * turn.signs
+        return z
 
     def query(self, q: mx.array) -> mx.array:
         """Rotate: the map is orthonormal, so queries turn as keys do."""
         return self.forward(q)
 
 
+@frozen(eq=False)
+class _Turn:
+    """Signs ``(D,)`` for all channels, then a transform, its own inverse, of some of them."""
+
+    signs: mx.array
+    window: slice
+
+    def transform(self, x: mx.array) -> mx.array:
+        start, stop = self.window.start, self.window.stop
+        if stop - start == x.shape[-1]:
+            return mx.hadamard_transform(x)
+        turned = mx.hadamard_transform(x[..., start:stop])
+        return mx.concatenate([x[..., :start], turned, x[..., stop:]], axis=-1)
+
+
 @lru_cache(maxsize=128)
-def _sign_pair(dim: int, seed: int) -> tuple[mx.array, ...]:
-    pair = (
-        mx.array(signs(dim, "hadamard", dim, seed, 1)),
-        mx.array(signs(dim, "hadamard", dim, seed, 2)),
-    )
-    mx.eval(pair)
-    return pair
+def _turns(dim: int, seed: int) -> tuple[_Turn, ...]:
+    windows = 2 * _windows(dim)
+    made = [
+        _Turn(mx.array(signs(dim, "hadamard", dim, seed, number)), window)
+        for number, window in enumerate(windows)
+    ]
+    mx.eval([turn.signs for turn in made])
+    return tuple(made)
 
 
-@lru_cache(maxsize=32)
-def _orthonormal(dim: int, seed: int) -> tuple[mx.array, ...]:
-    """A Haar-distributed matrix: QR of normals, the signs of the diagonal of R taken out."""
-    q, r = np.linalg.qr(normals(dim * dim, "orthonormal", dim, seed).reshape(dim, dim))
-    matrix = mx.array((q * np.where(np.diagonal(r) < 0, -1.0, 1.0)).astype(np.float32))
-    mx.eval(matrix)
-    return (matrix,)
+def _windows(dim: int) -> list[slice]:
+    """Windows of the largest size that MLX transforms, which together cover all channels."""
+    if dim == 1:
+        return []
+    size = max(s for s in HADAMARD_SIZES if s <= dim)
+    starts = [*range(0, dim - size, size), dim - size]
+    return [slice(start, start + size) for start in starts]
 
 
 def _scale_table(scale: np.ndarray | mx.array) -> mx.array:

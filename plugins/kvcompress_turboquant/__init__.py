@@ -20,6 +20,5 @@ def kvcompress_register(registry: Registrar) -> None:
             target="kvcompress_turboquant.method:TurboQuant",
             paper="TurboQuant: Online Vector Quantization with Near-optimal Distortion Rate, "
             "https://arxiv.org/abs/2504.19874",
-            capabilities=frozenset({"scale-equivariant"}),
         )
     )

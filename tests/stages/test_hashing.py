@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from kvcompress.stages.hashing import hashed, normals, signs
+from kvcompress.stages.hashing import hashed, signs
 
 
 def oracle(count: int, text: str) -> list[int]:
@@ -36,11 +36,3 @@ def test_keys_give_independent_streams() -> None:
 
 def test_a_shorter_stream_is_a_prefix() -> None:
     np.testing.assert_array_equal(hashed(100, 5)[:7], hashed(7, 5))
-
-
-def test_normals_are_standard() -> None:
-    x = normals(200_000, "normals")
-    assert np.isfinite(x).all()
-    assert abs(x.mean()) < 0.01
-    assert abs(x.std() - 1) < 0.01
-    assert abs((x**4).mean() - 3) < 0.1

@@ -50,11 +50,11 @@ def test_the_law_of_transforms(kind: str, dim: int, seed: int) -> None:
     np.testing.assert_allclose(scores[0], scores[1], atol=2e-4 * dim**0.5)
 
 
-@pytest.mark.parametrize("dim", [*sorted(HADAMARD_SIZES), *DIMS, 320, 448, 576, 640])
+@pytest.mark.parametrize("dim", sorted({*HADAMARD_SIZES, *DIMS, 31, 320, 448, 576, 640, 1100}))
 def test_rotations_are_orthonormal(dim: int) -> None:
     stage = RandomisedHadamard(dim, seed=dim)
     matrix = np.array(stage.forward(mx.eye(dim)[None, None]), dtype=np.float64)[0, 0]
-    np.testing.assert_allclose(matrix @ matrix.T, np.eye(dim), atol=2e-6)
+    np.testing.assert_allclose(matrix @ matrix.T, np.eye(dim), atol=3e-6)
     back = np.array(stage.inverse(mx.eye(dim)[None, None]), dtype=np.float64)[0, 0]
     np.testing.assert_allclose(back, matrix.T, atol=1e-6)
 
@@ -72,14 +72,28 @@ def test_sizes_that_mlx_cannot_do_leave_the_process_alive() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
-@pytest.mark.parametrize("dim", [64, 72, 128])
+@pytest.mark.parametrize("dim", [60, 64, 72, 80, 96, 112, 120, 128, 160, 576])
 def test_a_rotation_spreads_one_channel_as_a_gaussian(dim: int) -> None:
     kurtosis = []
     for seed in range(20):
-        z = np.array(RandomisedHadamard(dim, seed).forward(mx.eye(dim)[None, None]))
-        kurtosis.append((z**4).mean() * dim**2)
-    # Three for a Gaussian; one pass of signs and Hadamard would give exactly 1.
-    assert 2.5 < np.mean(kurtosis) < 3.3
+        z = np.array(RandomisedHadamard(dim, seed).forward(mx.eye(dim)[None, None]))[0, 0]
+        kurtosis.append((z**4).mean(-1) * dim**2)
+    # Three for a Gaussian; one pass of signs and Hadamard would give exactly 1, and windows that
+    # share their signs undo each other: up to 40.
+    of_channel = np.mean(kurtosis, axis=0)
+    assert of_channel.min() > 2.3
+    assert of_channel.max() < 3.7
+
+
+@pytest.mark.parametrize("dim", [64, 80, 128])
+def test_what_a_token_becomes_does_not_depend_on_others(dim: int) -> None:
+    # A matrix product would fail: BLAS adds in another order for another number of rows.
+    stage, x = RandomisedHadamard(dim), mx.random.normal((1, 2, 160, dim), key=mx.random.key(1))
+    whole = stage.forward(x)
+    for start, stop in ((0, 1), (3, 20), (159, 160), (0, 159)):
+        assert mx.array_equal(stage.forward(x[:, :, start:stop]), whole[:, :, start:stop])
+    strided = mx.contiguous(x.swapaxes(1, 2)).swapaxes(1, 2)
+    assert mx.array_equal(stage.forward(strided), whole)
 
 
 def test_seeds_differ_and_tables_are_shared() -> None:
@@ -87,11 +101,10 @@ def test_seeds_differ_and_tables_are_shared() -> None:
     a, b, c = RandomisedHadamard(64, 1), RandomisedHadamard(64, 1), RandomisedHadamard(64, 2)
     assert a == b
     assert a != c
-    assert all(p is q for p, q in zip(a._tables, b._tables, strict=True))
+    assert a._turns is b._turns
     assert not np.allclose(a.forward(x), c.forward(x))
-    assert RandomisedHadamard(72)._tables[0] is RandomisedHadamard(72)._tables[0]
     assert a.table_bytes == 2 * 64 * 4
-    assert RandomisedHadamard(72).table_bytes == 72 * 72 * 4
+    assert RandomisedHadamard(72).table_bytes == 4 * 72 * 4
 
 
 @pytest.mark.parametrize("kind", sorted(MAKE))
