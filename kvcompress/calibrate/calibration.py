@@ -175,5 +175,5 @@ class Calibration:
         return load_calibration(path)
 
     def __repr__(self) -> str:
-        names = ", ".join(f"{fit.key.method} {fit.key.options}" for fit in self.fits)
-        return f"Calibration({len(self.layers)} layers; {names or 'moments only'})"
+        held = "; ".join(f"{fit.key.method} {fit.key.settings}".rstrip() for fit in self.fits)
+        return f"Calibration({len(self.layers)} layers; {held or 'moments only'})"

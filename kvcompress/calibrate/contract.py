@@ -73,6 +73,11 @@ class FitKey:
         values: dict[str, Any] = json.loads(self.options)
         return values
 
+    @property
+    def settings(self) -> str:
+        """The options as a reader is shown them: ``bits=8, sub_dim=4``."""
+        return ", ".join(f"{name}={value}" for name, value in self.values.items())
+
 
 def fit_key(method: Any) -> FitKey:
     """Which tables are a method's.

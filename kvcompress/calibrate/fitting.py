@@ -25,10 +25,11 @@ def fit_layers(
         BrokenPlugin: The method returns something that is no table.
     """
     key = fit_key(method)
+    step = f"fitting {key.method} {key.settings}".rstrip()
     tables, report = {}, {}
     for done, one in enumerate(samples):
         if progress:
-            progress(f"fitting {method.name}", done, len(samples))
+            progress(step, done, len(samples))
         index = one.layer.index
         fitted = method.fit(one, seed=seed_of(key, index, seed))
         where = f"{method.name}: fit of layer {index}"
@@ -45,7 +46,7 @@ def fit_layers(
             if name.startswith(REPORT)
         }
     if progress:
-        progress(f"fitting {method.name}", len(samples), len(samples))
+        progress(step, len(samples), len(samples))
     return Fit(key, tables, report)
 
 

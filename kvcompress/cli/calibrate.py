@@ -96,8 +96,8 @@ def _plain_warnings() -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         yield
-    for warning in caught:
-        typer.echo(f"warning: {warning.message}", err=True)
+    for message in dict.fromkeys(str(warning.message) for warning in caught):
+        typer.echo(f"warning: {message}", err=True)
 
 
 def _show(calibration: Calibration, out: Path, asked: int) -> None:
@@ -109,7 +109,10 @@ def _show(calibration: Calibration, out: Path, asked: int) -> None:
     ended = f" of {asked:,} asked for: the text has no more" if asked - read >= 64 else ""
     if calibration.fits:
         console.print(fit_table(calibration))
-        console.print("Errors are of tokens that were not fitted to, relative to their variance.")
+        console.print(
+            "Errors are of tokens that were not fitted to, as a share of their variance: "
+            "the median layer's, and the worst."
+        )
     console.print(
         f"{len(calibration.layers)} layers, {read:,} tokens{ended}, "
         f"recorded in {calibration.seconds:.0f} s",
@@ -123,13 +126,13 @@ def fit_table(calibration: Calibration) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("method", "fitted for", "key error", "value error", "dead", "seconds")
+    columns = ("method", "fitted for", "key error", "value error", "dead centroids", "seconds")
+    table = Table(*columns)
     for fit in calibration.fits:
         dead = [row["dead_centroids"] for row in fit.report.values() if "dead_centroids" in row]
-        options = ", ".join(f"{name}={value}" for name, value in fit.key.values.items())
         table.add_row(
             Text(fit.key.method),
-            Text(options),
+            Text(fit.key.settings),
             _spread_of(fit, "key"),
             _spread_of(fit, "value"),
             f"{sum(dead):.0f}" if dead else "-",
@@ -148,4 +151,4 @@ def _spread_of(fit: Fit, part: str) -> str:
     if not shares:
         return "-"
     worst = max(shares, key=lambda index: shares[index])
-    return f"{median(shares.values()):.3f} (layer {worst}: {shares[worst]:.3f})"
+    return f"{100 * median(shares.values()):.3g}% (layer {worst}: {100 * shares[worst]:.3g}%)"

@@ -207,9 +207,9 @@ def test_progress_tells_of_every_step() -> None:
     assert steps == [
         "recording 0/600",
         "recording 600/600",
-        "fitting peak 0/2",
-        "fitting peak 1/2",
-        "fitting peak 2/2",
+        "fitting peak bits=8 0/2",
+        "fitting peak bits=8 1/2",
+        "fitting peak bits=8 2/2",
     ]
 
 

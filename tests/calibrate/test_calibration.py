@@ -129,6 +129,6 @@ def test_subset_and_merged_are_each_others_inverse() -> None:
 
 
 def test_its_text_names_what_it_holds() -> None:
-    assert repr(calibration(Peak())) == 'Calibration(2 layers; peak {"bits": 8})'
+    assert repr(calibration(Peak())) == "Calibration(2 layers; peak bits=8)"
     assert repr(calibration()) == "Calibration(2 layers; moments only)"
     assert isinstance(calibration(), Calibration)
