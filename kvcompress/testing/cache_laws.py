@@ -222,12 +222,18 @@ class CacheLaws(Subject):
         from mlx_lm.models import cache as theirs
 
         bound, cache, seed = self._draw_cache(draw)
-        feed(cache, tokens(bound.layer, 4, seed=seed), [4])
+        feed(cache, tokens(bound.layer, _LONGEST, seed=seed), [_LONGEST])
         for held in (cache, self.new_cache(bound)):
             found = [name for name in FORBIDDEN if hasattr(held, name)]
             require(not found, f"the cache has {', '.join(found)}")
             require(bool(held), "the cache is false")
             require(held.is_trimmable(), "the cache cannot be trimmed")
+        merged = cache.merge([cache, cache])
+        require(
+            merged.nbytes <= 2 * cache.nbytes and type(merged).__module__.startswith("kvcompress"),
+            f"merge gives a {type(merged).__name__} of {merged.nbytes} bytes for two of "
+            f"{cache.nbytes}",
+        )
         kind = type(cache)
         require(
             not issubclass(kind, theirs.KVCache) and not hasattr(theirs, kind.__name__),
@@ -274,6 +280,8 @@ class CacheLaws(Subject):
                 cache.update_and_fetch(keys, values)
             except ConfigError as error:
                 require(bound.method.name in str(error), f"{what}: nameless: {error}")
+            except Exception as error:
+                raise LawError(f"a chunk of other {what} fails late: {error!r}") from error
             else:
                 raise LawError(f"a chunk of other {what} is taken")
             require(cache.offset == 8, f"{what}: a refused chunk moved the offset")
@@ -286,8 +294,8 @@ class CacheLaws(Subject):
             lambda: CacheMachine(self),
             settings=settings(
                 profile,
-                max_examples=max(1, profile.max_examples // 5),
-                stateful_step_count=12,
+                max_examples=max(1, profile.max_examples // 2),
+                stateful_step_count=16,
                 suppress_health_check=UNHEEDED,
             ),
         )

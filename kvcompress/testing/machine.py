@@ -105,7 +105,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
-        """A method, a layer and an empty cache."""
+        """A method, a layer and a cache, empty or after a prompt."""
         draw: Draw = data.draw
         options = self._subject.draw_cache_options(draw)
         small = layers(head_dims=(64, 80), dtypes=("float32", "float16"))
@@ -114,12 +114,14 @@ class CacheMachine(RuleBasedStateMachine):
         self.history = History(self.bound)
         self.others: list[tuple[CompressedKVCache, History]] = []
         self.fed = 0
+        if count := draw(st.sampled_from((0, 60, 150, 150)), "prompt"):
+            self.append(count)
 
     def _new(self, count: int) -> Tokens:
         self.fed += 1
         return tokens(self.bound.layer, count, seed=self.fed, start=len(self.history))
 
-    @rule(count=st.sampled_from((1, 1, 2, 7, 33, 90)))
+    @rule(count=st.sampled_from((1, 2, 7, 33, 90)))
     def append(self, count: int) -> None:
         """A chunk; what its step reads is what stood before, and the chunk itself."""
         before, new = self.history.coded, self._new(count)
@@ -142,6 +144,13 @@ class CacheMachine(RuleBasedStateMachine):
         count = round(share * len(self.history))
         require(self.cache.trim(count) == count, f"trim({count}) of {len(self.history)}")
         self.history.trim(count)
+
+    @precondition(lambda self: len(self.history) > 0)
+    @rule(count=st.sampled_from((5, 90)))
+    def begin_again(self, count: int) -> None:
+        """Forget everything; what comes next is coded by what it is itself."""
+        self.trim(1.0)
+        self.append(count)
 
     @rule()
     def split(self) -> None:

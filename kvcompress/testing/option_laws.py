@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,6 +69,12 @@ class OptionLaws(Subject):
                 require(wrong in str(error), f"{wrong} is refused namelessly: {error}")
             else:
                 raise LawError(f"the unknown option {wrong} is taken")
+
+    def test_every_parameter_is_declared(self) -> None:
+        """A parameter that is not declared as an option is neither checked, shown nor saved."""
+        declared = {option.name for option in options_of(self.cls)} | {"calibration"}
+        strange = sorted(set(inspect.signature(self.cls).parameters) - declared)
+        require(not strange, f"{', '.join(strange)}: declare with a helper of kvcompress.config")
 
     @law()
     def test_json_gives_the_same_method(self, draw: Draw) -> None:

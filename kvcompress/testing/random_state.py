@@ -17,3 +17,10 @@ def random_states() -> dict[str, Any]:
         "numpy.random": (kind, np.asarray(keys).tobytes(), *rest),
         "mlx.core.random": tuple(np.array(a).tobytes() for a in mx.random.state),
     }
+
+
+def stir() -> None:
+    """Move every random state on, so that one which is seeded anew cannot be where it was."""
+    random.random()
+    np.random.random()
+    mx.eval(mx.random.normal((1,)))
