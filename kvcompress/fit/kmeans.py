@@ -46,7 +46,7 @@ def kmeans(
     *,
     seed: int,
     rounds: int = 25,
-    tolerance: float = 1e-4,
+    tolerance: float = 1e-3,
     weights: NDArray[np.floating] | None = None,
 ) -> Clusters:
     """Fit centroids by k-means++ (Arthur and Vassilvitskii, 2007) and Lloyd's rounds.
@@ -76,11 +76,11 @@ def kmeans(
     if not np.isfinite(points).all():
         raise ConfigError("kmeans: points must be finite")
     shape, (N, s) = points.shape[:-2], points.shape[-2:]
-    masses: Float64 = np.ones(N) if weights is None else weights.astype(np.float64)
+    masses = np.ones(N) if weights is None else np.asarray(weights, dtype=np.float64)
     if (masses < 0).any() or not np.isfinite(masses).all() or not (masses.sum(-1) > 0).all():
         raise ConfigError("kmeans: weights must be finite, not negative and not all zero")
     shares = np.broadcast_to(masses, (*shape, N)).reshape(-1, N)
-    draws = (hashed(clusters, "kmeans", seed) >> np.uint64(11)) * 2.0**-53
+    draws = (hashed(clusters, "kmeans", seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     fits = [
         _fit(one, share, draws, rounds, tolerance)
         for one, share in zip(points.reshape(-1, N, s), shares, strict=True)

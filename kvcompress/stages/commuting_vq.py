@@ -120,7 +120,7 @@ class CommutingVQ:
             turned, direct = book[:, place], book[:, place + 1]
             half = direct @ turned.swapaxes(-1, -2)
             half = half + squares[:, place + 1, :, None] + squares[:, place, None]
-            stages.append((turned, direct, half))
+            stages.append((turned[:, None], direct[:, None], half[:, None]))
 
         def encode_few(rows: mx.array) -> mx.array:
             codes = []
@@ -128,14 +128,14 @@ class CommutingVQ:
                 of_a, of_b = rows @ direct.swapaxes(-1, -2), rows @ turned.swapaxes(-1, -2)
                 # The best b of every a first, as a least along an outer axis, which is fast;
                 # then the b of the best a.
-                each = half.swapaxes(-1, -2)[:, None] - of_b[..., None]
+                each = half.swapaxes(-1, -2)[:, :, None] - of_b[..., None]
                 a = nearest(each.min(axis=-2) - of_a)
                 b = nearest(_rows_of(half, a) - of_b)
                 rows = rows - _rows_of(turned, b) - _rows_of(direct, a)
                 codes += [b, a]
             return mx.stack(codes, axis=-1)
 
-        return chunked(encode_few, u, u.shape[0] * u.shape[1] << 2 * self.bits)
+        return chunked(encode_few, u, u.shape[1] << 2 * self.bits)
 
     def decode(self, codes: mx.array) -> mx.array:
         """``(B, H, T, 2 R)`` to ``(B, H, T, D)`` float32."""
@@ -156,7 +156,7 @@ class CommutingVQ:
 
 
 def _rows_of(table: mx.array, codes: mx.array) -> mx.array:
-    """Entries of ``(H, N, D)`` at codes ``(B, H, T)``: ``(B, H, T, D)``."""
-    H, N, D = table.shape
-    starts = mx.arange(0, H * N, N, dtype=mx.uint32)[:, None]
+    """Entries of ``(H, ..., N, D)`` at codes ``(B, H, ...)``: a row in place of each code."""
+    H, N, D = table.shape[0], *table.shape[-2:]
+    starts = mx.arange(0, H * N, N, dtype=mx.uint32).reshape(H, *[1] * (codes.ndim - 2))
     return mx.take(table.reshape(H * N, D), codes + starts, axis=0)

@@ -87,10 +87,12 @@ class ProductVQ:
             )
         if self.metric is not None:
             H, n, *square = self.metric.shape
-            if square != [size, size] or H not in (1, heads) or n not in (1, dim // size):
+            fits = heads == H or 1 in (heads, H)
+            if square != [size, size] or n not in (1, dim // size) or not fits:
                 raise ConfigError(
-                    f"ProductVQ: metric must have shape ({heads} or 1, {dim // size} or 1, "
-                    f"{size}, {size}) to match the codebook (got {self.metric.shape})"
+                    f"ProductVQ: metric must have shape (heads or 1, {dim // size} or 1, {size}, "
+                    f"{size}) to match the codebook {self.codebook.shape} "
+                    f"(got {self.metric.shape})"
                 )
 
     @property
@@ -119,14 +121,14 @@ class ProductVQ:
         # One product gives |c|^2 - 2 x c: what of the distance depends on the entry.
         energy = (seen * entries).sum(axis=-1, keepdims=True)
         table = mx.concatenate([seen * -2.0, energy], axis=-1).swapaxes(-1, -2)
-        B, H, _, _ = u.shape
+        n, size = self.codes, self.sub_dim
 
-        def encode_few(rows: mx.array) -> mx.array:
-            cut = rows.reshape(B, H, -1, self.codes, self.sub_dim).swapaxes(2, 3)
+        def encode_few(groups: mx.array) -> mx.array:
+            cut = groups.reshape(*groups.shape[:-1], n, size).swapaxes(3, 4)
             padded = mx.concatenate([cut, mx.ones((*cut.shape[:-1], 1))], axis=-1)
-            return nearest(padded @ table).swapaxes(2, 3)
+            return nearest(padded @ table[:, None]).swapaxes(3, 4)
 
-        return chunked(encode_few, u, B * H * self.codes << self.bits)
+        return chunked(encode_few, u, u.shape[1] * n << self.bits)
 
     def decode(self, codes: mx.array) -> mx.array:
         """``(B, H, T, D / s)`` to ``(B, H, T, D)`` float32: a view of ``(B, H, D, T)``."""

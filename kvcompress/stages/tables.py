@@ -12,9 +12,14 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from kvcompress.stages.affine_words import on_cpu
 from kvcompress.stages.base import Quantiser
 
-_CHUNK_BYTES = 2 << 20  # of distances; MLX keeps up to ten chunks in flight
+# Of distances at a time: on a CPU little more than a cache, of which MLX keeps up to ten in flight;
+# on a GPU enough to fill it.
+_CHUNK_BYTES = 2 << 20
+_GPU_CHUNK_BYTES = 32 << 20
+_GROUP = 32  # tokens of one matrix product, a power of two
 
 
 class TableQuantiser(Quantiser, Protocol):
@@ -31,23 +36,32 @@ class TableQuantiser(Quantiser, Protocol):
 
 
 def chunked(encode: Callable[[mx.array], mx.array], u: mx.array, distances: int) -> mx.array:
-    """Encode a few tokens at a time, so that their distances take little memory.
+    """Encode tokens in groups of one size, and not too many groups at a time.
+
+    Distances then take little memory. And matrix products over a group have one shape, however
+    many tokens come together: the round-off of a product depends on its shape, and so would codes.
 
     Args:
-        encode: ``(B, H, t, D)`` to ``(B, H, t, C)``, each token by itself.
+        encode: ``(B, H, groups, t, D)`` to ``(B, H, groups, t, C)``, each group by itself.
         u: ``(B, H, T, D)`` float32.
-        distances: Float32 numbers that one token takes.
+        distances: Float32 numbers that a token of one sequence takes.
+
+    Returns:
+        ``(B, H, T, C)``.
     """
-    tokens = max(1, _CHUNK_BYTES // (4 * distances))
-    if u.shape[2] <= tokens:
-        return encode(u)
+    B, H, T, D = u.shape
+    tokens = max(2, (_CHUNK_BYTES if on_cpu() else _GPU_CHUNK_BYTES) // (4 * distances))
+    size = min(_GROUP, 1 << tokens.bit_length() - 1)
+    groups = mx.pad(u, [(0, 0), (0, 0), (0, -T % size), (0, 0)]).reshape(B, H, -1, size, D)
+    step = tokens // size
     parts: list[mx.array] = []
-    for start in range(0, u.shape[2], tokens):
-        rows = u[:, :, start : start + tokens]
+    for start in range(0, groups.shape[2], step):
+        few = groups[:, :, start : start + step]
         if parts:
-            rows = mx.depends([rows], parts[-1:])[0]  # left lazy, all would be held at once
-        parts.append(encode(rows))
-    return mx.concatenate(parts, axis=2)
+            few = mx.depends([few], parts[-1:])[0]  # left lazy, all would be held at once
+        parts.append(encode(few))
+    whole = mx.concatenate(parts, axis=2) if parts else encode(groups)
+    return whole.flatten(2, 3)[:, :, :T]
 
 
 def nearest(distances: mx.array) -> mx.array:

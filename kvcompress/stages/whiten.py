@@ -20,6 +20,7 @@ from kvcompress.stages.pairs import join_pairs, split_pairs
 
 Float64 = NDArray[np.float64]
 
+_ROWS = 32  # tokens of one matrix product
 _JITTER = 1e-6  # of the mean variance, added to every channel's
 
 
@@ -114,9 +115,13 @@ class Whiten:
         return self._apply(q, self.back.swapaxes(-1, -2))
 
     def _apply(self, x: mx.array, blocks: mx.array) -> mx.array:
+        # Products of one shape, however many tokens come together: the round-off of a product
+        # depends on its shape, and so would the codes of what comes out.
         B, H, T, D = x.shape
-        cut = x.reshape(B, H, T, -1, blocks.shape[-1]).swapaxes(2, 3)
-        return (cut @ blocks).swapaxes(2, 3).reshape(B, H, T, D)
+        padded = mx.pad(x, [(0, 0), (0, 0), (0, -T % _ROWS), (0, 0)])
+        cut = padded.reshape(B, H, -1, _ROWS, D // blocks.shape[-1], blocks.shape[-1])
+        out = (cut.swapaxes(3, 4) @ blocks[:, None]).swapaxes(3, 4)
+        return out.reshape(B, H, -1, D)[:, :, :T]
 
 
 @frozen(eq=False)

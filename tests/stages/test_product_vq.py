@@ -166,7 +166,12 @@ def test_half_precision_costs_half_the_bytes_and_hardly_any_error() -> None:
         (np.full((1, 1, 2, 4), np.inf, np.float16), {}, "finite in mlx.core.float16"),
         (np.ones((2, 3, 16, 4)), {"dim": 16}, r"must have 1 or 4 sub-spaces \(got 3\)"),
         (np.ones((2, 1, 16, 3)), {"dim": 16}, r"sub-vectors of 3 must have"),
-        (np.ones((2, 4, 16, 4)), {"metric": np.ones((2, 4, 3, 3))}, r"\(2 or 1, 4 or 1, 4, 4\)"),
+        (
+            np.ones((2, 4, 16, 4)),
+            {"metric": np.ones((2, 4, 3, 3))},
+            r"\(heads or 1, 4 or 1, 4, 4\)",
+        ),
+        (np.ones((2, 4, 16, 4)), {"metric": np.ones((3, 1, 4, 4))}, r"\(got \(3, 1, 4, 4\)\)"),
     ],
 )
 def test_books_that_do_not_fit_are_refused(

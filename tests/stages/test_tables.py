@@ -34,21 +34,25 @@ def test_gather_looks_up_along_the_tokens(shape: tuple[int, ...], dtype: mx.Dtyp
         np.testing.assert_allclose(scores, expected.sum(2), atol=1e-5)
 
 
-@given(st.integers(0, 40), st.integers(1, 50))
-def test_chunks_see_each_token_once(count: int, distances: int) -> None:
-    seen = []
+@given(st.integers(0, 300), st.integers(1, 50))
+def test_groups_are_of_one_size_and_see_each_token_once(count: int, distances: int) -> None:
+    seen: list[tuple[int, ...]] = []
 
-    def double(rows: mx.array) -> mx.array:
-        seen.append(rows.shape[2])
-        return rows * 2
+    def double(groups: mx.array) -> mx.array:
+        seen.append(groups.shape)
+        return groups * 2
 
     x = mx.array(normal(2, 3, count, 4))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tables, "_CHUNK_BYTES", 400)
+        patch.setattr(tables, "_GPU_CHUNK_BYTES", 400)
         got = chunked(double, x, distances)
     assert mx.array_equal(got, x * 2)
-    assert sum(seen) == count
-    assert max(seen) <= max(1, 100 // distances)
+    if count:
+        (size,) = {shape[3] for shape in seen}
+        assert size in (2, 4, 8, 16, 32)
+        assert all(shape[2] * size <= max(2, 100 // distances) for shape in seen)
+        assert 0 <= sum(shape[2] for shape in seen) * size - count < size
 
 
 def test_tables_pay_for_few_rows_over_many_tokens() -> None:

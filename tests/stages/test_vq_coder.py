@@ -57,15 +57,19 @@ def test_the_law_of_coders(
     np.testing.assert_allclose(coder.mix(p, fields), p @ decoded, atol=atol)
 
 
-@given(st.sampled_from(KINDS), st.integers(1, 9), st.booleans(), st.integers(1, 8))
-def test_tokens_are_coded_alone(kind: str, bits: int, gain: bool, cut: int) -> None:
-    coder = VQCoder(MAKE[kind](12, bits), HEADS, gain=gain)
-    z = rows(12, 9, bits)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("gain", [False, True])
+def test_tokens_are_coded_alone(kind: str, gain: bool) -> None:
+    # Whole numbers make near ties, which the round-off of a product would decide.
+    quantiser = MAKE[kind](48, 6)
+    z = mx.round(rows(48, 700, 4) * 2) / 2
+    coder = VQCoder(quantiser, HEADS, gain=gain)
     whole = coder.encode(z)
-    parts = [coder.encode(z[:, :, :cut]), coder.encode(z[:, :, cut:])]
-    for name, array in whole.items():
-        joined = mx.concatenate([part[name] for part in parts], axis=2)
-        assert mx.array_equal(array, joined), name
+    for step, upto in ((1, 20), (7, 140), (64, 192), (333, 700)):
+        parts = [coder.encode(z[:, :, i : min(i + step, upto)]) for i in range(0, upto, step)]
+        for name, array in whole.items():
+            joined = mx.concatenate([part[name] for part in parts], axis=2)
+            assert mx.array_equal(array[:, :, :upto], joined), (name, step)
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if "one book for all" not in k])

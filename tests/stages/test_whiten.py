@@ -47,6 +47,14 @@ def test_the_law_of_transforms(kind: str, batch: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("step", [1, 3, 7, 32, 45])
+def test_tokens_are_mapped_alone(kind: str, step: int) -> None:
+    stage, x = make(kind, moments(16)), rows(16, 90, 1)
+    parts = [stage.forward(x[:, :, i : i + step]) for i in range(0, 90, step)]
+    assert mx.array_equal(mx.concatenate(parts, axis=2), stage.forward(x))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_lengths_after_are_expected_score_errors(kind: str) -> None:
     # E[(q e)^2] = e H e^T = |e L|^2, with the correlations that the blocks keep.
     moment = moments(16)
