@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from kvcompress.fit.kmeans import kmeans
 from kvcompress.stages import vq_coder
 from kvcompress.stages.base import Coder
+from kvcompress.stages.commuting_vq import CommutingVQ
 from kvcompress.stages.product_vq import ProductVQ
+from kvcompress.stages.residual_vq import ResidualVQ
+from kvcompress.stages.tables import TableQuantiser
 from kvcompress.stages.vq_coder import VQCoder
-from tests.stages.vq_cases import HEADS, MAKE, normal, product, rows
+from tests.stages.vq_cases import HEADS, MAKE, commuting, normal, product, rows
 
 KINDS = sorted(MAKE)
 
@@ -57,19 +60,42 @@ def test_the_law_of_coders(
     np.testing.assert_allclose(coder.mix(p, fields), p @ decoded, atol=atol)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def twins(table: mx.array, axis: int) -> np.ndarray:
+    """A table whose every second entry is the next float to the one before it.
+
+    Which of two twins is nearer is then up to the round-off of the distance.
+    """
+    first = np.moveaxis(np.array(table), axis, 0)[::2]
+    pairs = np.stack([first, np.nextafter(first, np.float32(9))], axis=1)
+    return np.moveaxis(pairs.reshape(-1, *first.shape[1:]), 0, axis)
+
+
+def near_ties() -> dict[str, TableQuantiser]:
+    books = [product(48, 6, 8, seed=seed).codebook for seed in range(2)]
+    free = commuting(48, 6, stages=2)
+    return {
+        "product": ProductVQ(twins(books[0], 2)),
+        "product, one book for all": ProductVQ(twins(books[0][:1, :1], 2), 48),
+        "metric": ProductVQ(twins(books[0], 2), metric=np.eye(8, dtype=np.float32)[None, None] + 1),
+        "residual": ResidualVQ.of([mx.array(twins(book, 2)) for book in books]),
+        "commuting": CommutingVQ(twins(free.turning, 2), free.rotary),
+    }
+
+
+@pytest.mark.parametrize("kind", sorted(near_ties()))
 @pytest.mark.parametrize("gain", [False, True])
 def test_tokens_are_coded_alone(kind: str, gain: bool) -> None:
-    # Whole numbers make near ties, which the round-off of a product would decide.
-    quantiser = MAKE[kind](48, 6)
-    z = mx.round(rows(48, 700, 4) * 2) / 2
-    coder = VQCoder(quantiser, HEADS, gain=gain)
+    coder = VQCoder(near_ties()[kind], HEADS, gain=gain)
+    z = rows(48, 700, 4)
     whole = coder.encode(z)
     for step, upto in ((1, 20), (7, 140), (64, 192), (333, 700)):
         parts = [coder.encode(z[:, :, i : min(i + step, upto)]) for i in range(0, upto, step)]
         for name, array in whole.items():
             joined = mx.concatenate([part[name] for part in parts], axis=2)
             assert mx.array_equal(array[:, :, :upto], joined), (name, step)
+    both = coder.encode(mx.concatenate([z[:, :, :50], z[:, :, 50:100]], axis=0))
+    for name, array in whole.items():
+        assert mx.array_equal(both[name][1], array[0, :, 50:100]), name
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if "one book for all" not in k])

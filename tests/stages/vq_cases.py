@@ -26,8 +26,10 @@ def rows(dim: int, tokens: int, seed: int = 0, batch: int = 1) -> mx.array:
     return mx.array(normal(batch, HEADS, tokens, dim, seed=seed))
 
 
-def product(dim: int, bits: int, size: int = 4, heads: int = HEADS, spaces: int = 0) -> ProductVQ:
-    book = normal(heads, spaces or dim // size, 2**bits, size, seed=bits)
+def product(
+    dim: int, bits: int, size: int = 4, heads: int = HEADS, spaces: int = 0, seed: int = 0
+) -> ProductVQ:
+    book = normal(heads, spaces or dim // size, 2**bits, size, seed=bits + seed)
     return ProductVQ(book, dim)
 
 
