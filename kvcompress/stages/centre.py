@@ -14,6 +14,7 @@ import numpy as np
 from attrs import field, frozen
 
 from kvcompress.layers import Positions, Rotary
+from kvcompress.stages.shared import shared_table
 
 _PIECE = 4096  # tokens a matrix of phases spans; longer runs turn the query instead
 
@@ -65,9 +66,7 @@ def sequence_centre(tokens: int = 64) -> Centre:
 
 def fixed_centre(mean: np.ndarray | mx.array) -> Centre:
     """A calibrated mean ``(H, D)``, in the unrotated frame for keys."""
-    array = mx.array(np.asarray(mean, dtype=np.float32))
-    mx.eval(array)
-    return Centre(mean=array)
+    return Centre(mean=shared_table(np.asarray(mean, dtype=np.float32)))
 
 
 def rotated(mean: mx.array, rotary: Rotary | None, positions: Positions) -> mx.array:

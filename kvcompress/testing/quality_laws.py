@@ -63,13 +63,19 @@ class QualityLaws(Subject):
         bound = self.draw_bound(draw)
         kind, seed = draw(hostile_kinds(), "kind"), draw(seeds(), "seed")
         came = hostile_tokens(bound.layer, kind, 12, seed=seed)
-        for got, wanted, part in zip(
-            decode(bound, came), (came.keys, came.values), ("keys", "values"), strict=True
+        for got, wanted, pipeline, part in zip(
+            decode(bound, came),
+            (came.keys, came.values),
+            (bound.codec.keys, bound.codec.values),
+            ("keys", "values"),
+            strict=True,
         ):
             a, b = numbers(got), numbers(wanted)
             require(np.isfinite(a).all(), f"{part}: {kind}: not finite")
             off = np.linalg.norm(a - b, axis=-1).max()
-            allowed = 2.1 * np.linalg.norm(b, axis=-1).max() + 1.0
+            mean = pipeline.centre.mean
+            known = 0.0 if mean is None else np.linalg.norm(numbers(mean), axis=-1).max()
+            allowed = 2.1 * (np.linalg.norm(b, axis=-1).max() + known) + 1.0
             require(off <= allowed, f"{part}: {kind}: off by {off:.3g}, allowed {allowed:.3g}")
 
     @law()
