@@ -7,6 +7,7 @@ arXiv 2502.12665, Eq. 14 to 18).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import mlx.core as mx
@@ -45,6 +46,34 @@ def block_metric(moment: NDArray[np.floating[Any]], size: int) -> Float64:
         raise ConfigError(f"whiten: {D} channels are not divisible by the block size {size}")
     cut = scaled.reshape(H, D // size, size, D // size, size)
     return _definite(np.einsum("hiaib->hiab", cut))
+
+
+def rotated_moment(
+    moment: NDArray[np.floating[Any]], rotary: Rotary, distances: Iterable[int]
+) -> Float64:
+    """Second moments of queries as un-rotated keys meet them, averaged over distances.
+
+    A query at a distance of ``d`` tokens meets the key as ``q R_d`` (A2ATS, Eq. 12), so the moment
+    that weighs the key's error is the mean of ``R_d^T H R_d``.
+
+    Args:
+        moment: ``(H, D, D)``, ``E[q^T q]`` before RoPE.
+        rotary: The rotation of keys and queries.
+        distances: The distances: one that stands for all, or a sample of what will occur.
+
+    Returns:
+        ``(H, D, D)`` float64.
+    """
+    first, second, _ = split_pairs(np.arange(moment.shape[-1]), rotary)
+    out, count = np.zeros(moment.shape), 0
+    for distance in distances:
+        cosine, sine = np.cos(distance * rotary.angles), np.sin(distance * rotary.angles)
+        turn = np.eye(moment.shape[-1])
+        turn[first, first], turn[first, second] = cosine, sine
+        turn[second, first], turn[second, second] = -sine, cosine
+        out += turn.T @ moment.astype(np.float64) @ turn
+        count += 1
+    return np.asarray(out / max(count, 1))
 
 
 def _scaled(moment: NDArray[np.floating[Any]]) -> Float64:

@@ -12,7 +12,7 @@ from kvcompress.errors import ConfigError
 from kvcompress.layers import Rotary
 from kvcompress.stages.base import Transform
 from kvcompress.stages.product_vq import ProductVQ
-from kvcompress.stages.whiten import Whiten, WhitenPairs, block_metric
+from kvcompress.stages.whiten import Whiten, WhitenPairs, block_metric, rotated_moment
 from tests.stages.vq_cases import HEADS, cut, normal, product, rows
 
 
@@ -93,6 +93,27 @@ def test_nearest_after_whitening_is_nearest_in_the_score(size: int, seed: int) -
         index = np.array(codes).astype(np.int64)[..., None]
         chosen = np.take_along_axis(loss, index, axis=-1)[..., 0]
         np.testing.assert_allclose(chosen, loss.min(-1), rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "rotary", [Rotary(16), Rotary(12), Rotary(12, traditional=True), Rotary(16, scale=0.5)]
+)
+def test_moments_of_rotated_queries(rotary: Rotary) -> None:
+    q = rows(16, 400)
+    plain = np.array(q)[0].astype(np.float64)
+    moment = plain.swapaxes(1, 2) @ plain / 400
+    distances = (3, 70, 1000)
+    expected = np.zeros_like(moment)
+    for d in distances:
+        turned = np.array(rotary.rotate(q, [d] * 400))[0].astype(np.float64)
+        expected += turned.swapaxes(1, 2) @ turned / 1200
+    got = rotated_moment(moment, rotary, distances)
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+    np.testing.assert_allclose(rotated_moment(moment, rotary, [0]), moment, atol=1e-12)
+    # Pairs that turn fast see queries from every side.
+    far = rotated_moment(moment, rotary, range(1000, 3000))
+    first, second = (0, 1) if rotary.traditional else (0, rotary.dims // 2)
+    np.testing.assert_allclose(far[:, first, first], far[:, second, second], rtol=0.02)
 
 
 @pytest.mark.parametrize("kind", KINDS)
