@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 from kvcompress.openblas import prefer_openblas
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # a worker a core: more threads only get in the way
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 prefer_openblas()  # before anything imports mlx
 
-import os  # noqa: E402
 from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
