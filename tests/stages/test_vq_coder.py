@@ -9,14 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcompress.codec import KVCodec, Pipeline
 from kvcompress.fit.kmeans import kmeans
+from kvcompress.layers import LayerSpec, Rotary
 from kvcompress.stages import vq_coder
 from kvcompress.stages.base import Coder
 from kvcompress.stages.commuting_vq import CommutingVQ
 from kvcompress.stages.product_vq import ProductVQ
 from kvcompress.stages.residual_vq import ResidualVQ
+from kvcompress.stages.rope import PostRope, PreRope, RopePolicy
 from kvcompress.stages.tables import TableQuantiser
+from kvcompress.stages.transform import Identity
 from kvcompress.stages.vq_coder import VQCoder
+from kvcompress.stages.windowed import WindowedRope
 from tests.stages.vq_cases import HEADS, MAKE, commuting, normal, product, rows
 
 KINDS = sorted(MAKE)
@@ -106,6 +111,25 @@ def test_without_a_gain_heads_are_coded_alone(kind: str) -> None:
     first, second = (coder.encode(x)["codes"] for x in (z, changed))
     assert mx.array_equal(first[:, 0], second[:, 0])
     assert not mx.array_equal(first[:, 1], second[:, 1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rope", [PostRope(), PreRope(), WindowedRope(first=1, growth=1.0)])
+def test_a_codec_scores_with_the_codes_as_with_decoded_keys(kind: str, rope: RopePolicy) -> None:
+    layer = LayerSpec(
+        kv_heads=HEADS, query_heads=3 * HEADS, head_dim=16, dtype="float32", rotary=Rotary(16)
+    )
+    pipeline = Pipeline(Identity(16), VQCoder(MAKE[kind](16, 5), HEADS, gain=True))
+    codec = KVCodec(layer, pipeline, pipeline, rope)
+    x, places = rows(16, 40), range(100, 140)
+    codes = codec.encode(x, x, places)
+    assert codes.nbytes == 40 * codec.schema.bytes_per_token
+    raw, positions = rows(16, 6, 1), range(140, 142)
+    scores = codec.scores(codec.queries(raw, positions), codes, places)
+    keys, values = codec.decode(codes, places)
+    np.testing.assert_allclose(scores, raw @ keys.swapaxes(-1, -2), atol=2e-3)
+    weights = mx.softmax(scores, axis=-1)
+    np.testing.assert_allclose(codec.mix(weights, codes), weights @ values, atol=1e-4)
 
 
 def test_stored_bits() -> None:
