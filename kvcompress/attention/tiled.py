@@ -19,7 +19,7 @@ from kvcompress.stages.base import Fields
 from kvcompress.stages.rope import Queries
 
 DEFAULT_BUDGET = 64 << 20  # bytes of transients a step may hold
-_SCORE_COPIES = 4  # scores, weights and two elementwise temporaries live at once
+_SCORE_COPIES = 6  # scores, weights and elementwise temporaries that live at once, measured
 
 
 @define

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from kvcompress.attention import DEFAULT_BUDGET
+from kvcompress.method import CompressionMethod
+from kvcompress.testing.calibration import takes_calibration
 from kvcompress.testing.law import Draw, law, numbers, require, require_equal
 from kvcompress.testing.strategies import chunkings
 from kvcompress.testing.subject import Subject
@@ -19,6 +23,8 @@ from kvcompress.testing.subject import Subject
 _PROMPT = 21
 _LONG = 150
 _MORE = 6
+_PREFILL = 4096
+_CHUNK = 512
 
 
 @cache
@@ -54,6 +60,29 @@ def tiny_model() -> Any:
 def prompt(count: int, seed: int = 0) -> mx.array:
     """Made-up tokens, ``(1, count)``."""
     return mx.array(np.random.default_rng(seed).integers(0, 64, (1, count)))
+
+
+def _peaks(caches: list[Any]) -> tuple[int, int]:
+    """Bytes that half a long prompt, and all of it, take at most, caches included."""
+    model, words = tiny_model(), prompt(_PREFILL)
+    gc.collect()
+    mx.synchronize()
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    half = 0
+    for start in range(0, _PREFILL, _CHUNK):
+        model(words[:, start : start + _CHUNK], cache=caches)
+        mx.eval([c.state for c in caches])
+        if start < _PREFILL // 2:
+            half = mx.get_peak_memory() - held
+    return half, mx.get_peak_memory() - held
+
+
+@cache
+def _plain_peaks() -> tuple[int, int]:
+    from mlx_lm.models.cache import make_prompt_cache
+
+    return _peaks(make_prompt_cache(tiny_model()))
 
 
 class ModelLaws(Subject):
@@ -114,6 +143,20 @@ class ModelLaws(Subject):
             full = held.size() == held.offset >= _PROMPT and not held.empty() and held.nbytes > 0
             require(full, f"{held} after {_PROMPT} tokens of prompt")
 
+    def test_a_long_prompt_needs_one_tile_more(self) -> None:
+        """Scoring a chunk against everything at once takes more memory than codes save.
+
+        The peak lies at most a tile above the plain cache's, and grows no faster with length.
+        """
+        if self.can("plain"):
+            pytest.skip(f"{self.method} compresses nothing")
+        plain, ours = _plain_peaks(), _peaks(self._caches(window=64))
+        require(
+            ours[1] <= plain[1] + DEFAULT_BUDGET and ours[1] - ours[0] <= plain[1] - plain[0],
+            f"{_PREFILL // 2} and {_PREFILL} tokens of prompt peak at {ours} bytes above the "
+            f"model, plain caches at {plain}",
+        )
+
     def test_conversations_have_caches_of_their_own(self) -> None:
         """A list that is handed out twice lets the second conversation go on from the first."""
         from kvcompress.cache import attach
@@ -156,6 +199,12 @@ class ModelLaws(Subject):
         kinds = [type(c).__name__ for c in self._caches(skip_layers=(1, 1))]
         require(kinds[0] == kinds[2] == "KVCache" != kinds[1], f"skip_layers=(1, 1) gives {kinds}")
 
+    def _how_to_load(self, method: CompressionMethod) -> dict[str, Any]:
+        """A registered method is made again from the file, given its calibration."""
+        if not isinstance(self.method, str):
+            return {"method": method}
+        return {"calibration": self.calibration()} if takes_calibration(self.cls) else {}
+
     def test_saved_caches_go_on(self) -> None:
         """A file of caches takes up where it left off, packed as small as in memory."""
         if self.can("plain"):
@@ -170,7 +219,7 @@ class ModelLaws(Subject):
             path = Path(folder) / "caches.safetensors"
             save_cache(path, held)
             stored = path.stat().st_size
-            again = load_cache(path, model, method=method)
+            again = load_cache(path, model, **self._how_to_load(method))
         for place in range(_LONG, _LONG + _MORE):
             word = words[:, place : place + 1]
             require_equal(

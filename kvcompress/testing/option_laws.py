@@ -59,6 +59,24 @@ class OptionLaws(Subject):
             f"{option.name}={value!r} is taken, as {kept!r}; legal is {option.legal}",
         )
 
+    def test_arrays_of_wrong_shape_are_refused(self) -> None:
+        """A codebook with the wrong number of rows was taken, and reported as if it were right."""
+        self.needs_codec()
+        arrays = [option for option in self.drawable_options() if not _simple(option)]
+        if not arrays:
+            pytest.skip("the method has no option that is an array")
+        for option in arrays:
+            for shape in ((3,), (1, 3), (3, 5, 7), (2, 1, 3, 5)):
+                try:
+                    self.build(**{option.name: np.ones(shape, np.float32)}).bind(
+                        self.standard_layer
+                    )
+                except ConfigError as error:
+                    named = option.name in str(error)
+                    require(named, f"{option.name} of shape {shape} is refused namelessly: {error}")
+                else:
+                    raise LawError(f"{option.name} of shape {shape} is taken")
+
     def test_unknown_options_are_refused(self) -> None:
         """A misspelt option that is swallowed leaves the default in force."""
         name = next((option.name for option in options_of(self.cls)), "window")

@@ -131,6 +131,28 @@ class QualityLaws(Subject):
                 f"{[(bits, round(error[part], 5)) for bits, error in ladder]}",
             )
 
+    @law(share=0.1)
+    def test_outlier_channels_yield_to_bits(self, draw: Draw) -> None:
+        """A few channels 50 times the others ruin attention long before they show in a cosine.
+
+        What counts is the softmax over scores of queries that do not even see those channels.
+        """
+        if "bits" not in {option.name for option in options_of(self.cls)}:
+            pytest.skip("the method has no option `bits`")
+        if self.is_calibrated():
+            pytest.skip("tables fitted to other tokens know nothing of these channels")
+        seed = draw(seeds(), "seed")
+        ladder = []
+        for bits in range(1, 9):
+            try:
+                ladder.append((bits, _outlier_divergence(self.standard(bits=bits), seed)))
+            except ConfigError:
+                continue
+        require(
+            ladder[-1][1] < min(0.1, 0.75 * ladder[0][1] + 1e-3),
+            f"divergence of attention by bits: {[(b, round(x, 4)) for b, x in ladder]}",
+        )
+
     @law()
     def test_codes_do_not_depend_on_position(self, draw: Draw) -> None:
         """A method that turns keys back must use the model's own base, pairs and scale."""
@@ -209,3 +231,22 @@ def _queries(bound: Bound, came: Tokens, rows: int) -> tuple[Any, mx.array, rang
     grouped = came.queries[:, :, places.start :].astype(mx.float32)
     grouped = grouped.reshape(1, layer.kv_heads, layer.group * rows, layer.head_dim)
     return bound.codec.queries(grouped, places), grouped, places
+
+
+def _outlier_divergence(bound: Bound, seed: int) -> float:
+    """Mean KL of attention weights, keys having outlier channels that queries do not see."""
+    layer, count = bound.layer, 64
+    drawn = np.random.default_rng([seed, 4])
+    keys = drawn.standard_normal((1, layer.kv_heads, count, layer.head_dim))
+    outliers = drawn.choice(layer.head_dim, 3, replace=False)
+    keys[..., outliers] *= 50
+    queries = drawn.standard_normal((1, layer.kv_heads, 16, layer.head_dim))
+    queries[..., outliers] = 0
+    came = mx.array(keys.astype(np.float32)).astype(layer.mx_dtype)
+    values = tokens(layer, count).values
+    decoded = decode(bound, Tokens(came, came, values))[0]
+    logits = [
+        queries @ numbers(x).swapaxes(-1, -2) / np.sqrt(layer.head_dim) for x in (came, decoded)
+    ]
+    true, ours = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in logits)
+    return float((np.exp(true) * (true - ours)).sum(axis=-1).mean())
