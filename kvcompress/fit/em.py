@@ -196,8 +196,11 @@ def soft_sums(points: Float64, stage: Stage, temperature: float) -> Sums:
 def hard_sums(points: Float64, a: Rows, b: Rows, entries: int) -> Sums:
     """The sums with each point wholly at one centre."""
     joint = np.bincount(a * entries + b, minlength=entries**2).astype(np.float64)
-    one = np.eye(entries)
-    return Sums(joint.reshape(entries, entries), one[a].T @ points, one[b].T @ points, len(points))
+    direct, turned = (
+        np.array([np.bincount(side, channel, entries) for channel in points.T], dtype=np.float64).T
+        for side in (a, b)
+    )
+    return Sums(joint.reshape(entries, entries), direct, turned, len(points))
 
 
 def maximised(sums: Sums, stage: Stage) -> Stage:
