@@ -48,7 +48,7 @@ class Centre:
             x: ``(B, H, T, D)`` float32, unrotated.
 
         Returns:
-            ``(B, H, 1, D)`` float16-rounded float32: what is kept is what is subtracted.
+            ``(B, H, 1, D)`` float32: what is kept is what is subtracted.
         """
         count = min(self.tokens, x.shape[2])
         return (x[:, :, :count] * (1.0 / count)).sum(axis=2, keepdims=True)
