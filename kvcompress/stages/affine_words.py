@@ -66,7 +66,7 @@ class AffineWords:
         """``(B, H, M, dim)`` float32 queries against the rows: ``(B, H, M, T)``."""
         if self.kernel_group and not on_cpu():
             return self._kernel(q, words, scales, biases, transpose=True)
-        if self.groups > 1:
+        if self._decodes(q):
             return q @ self.decode(words, scales, biases).swapaxes(-1, -2)
         products = q @ self._codes(words).swapaxes(-1, -2)
         totals = q.sum(axis=-1, keepdims=True)
@@ -78,10 +78,14 @@ class AffineWords:
         """``(B, H, M, T)`` float32 weights over the rows: ``(B, H, M, dim)``."""
         if self.kernel_group and not on_cpu():
             return self._kernel(weights, words, scales, biases, transpose=False)
-        if self.groups > 1:
+        if self._decodes(weights):
             return weights @ self.decode(words, scales, biases)
         products = (weights * scales.swapaxes(-1, -2)) @ self._codes(words)
         return products + weights @ biases.astype(mx.float32)
+
+    def _decodes(self, rows: mx.array) -> bool:
+        """Whether to scale the tokens' channels: with few rows their products are fewer."""
+        return self.groups > 1 or rows.shape[2] > self.dim
 
     def _codes(self, words: mx.array) -> mx.array:
         return unpack(words, self.bits, self.dim).astype(mx.float32)

@@ -27,22 +27,23 @@ class Book:
     levels: Levels
     widths: tuple[int, ...]
     _table: mx.array = field(init=False)
-    _joint: mx.array = field(init=False)
+    _joint: mx.array | None = field(init=False)
     _cells: _Cells | None = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         table = self.levels.levels.astype(np.float32)
         edges = self.levels.thresholds.astype(np.float32)
         object.__setattr__(self, "_table", mx.array(table))
-        object.__setattr__(self, "_joint", mx.array(table[_joint_codes(self.widths)]))
+        joint = table[_joint_codes(self.widths)]
+        object.__setattr__(self, "_joint", mx.array(joint) if joint.shape[1] > 1 else None)
         object.__setattr__(self, "_cells", _Cells.of(edges) if len(edges) > _COUNTED else None)
         mx.eval(self._table, self._joint)
 
     @property
     def table_bytes(self) -> int:
         """Bytes of all tables."""
-        cells = 0 if self._cells is None else self._cells.nbytes
-        return int(self._table.nbytes + self._joint.nbytes) + cells
+        parts = (self._table, self._joint, self._cells)
+        return sum(int(part.nbytes) for part in parts if part is not None)
 
     def encode(self, u: mx.array) -> mx.array:
         """Number of thresholds below each entry: ``u``'s shape, uint8; a tie goes down."""
@@ -65,7 +66,7 @@ class Book:
 
     def read(self, planes: list[mx.array], count: int) -> mx.array:
         """Packed words of each plane to levels ``(..., count)``, several codes a look-up."""
-        run = int(self._joint.shape[1])
+        run = 1 if self._joint is None else int(self._joint.shape[1])
         if count % run:
             run = 1
         parts = [
@@ -74,7 +75,7 @@ class Book:
         ]
         starts = accumulate((width * run for width in self.widths), initial=0)
         index = reduce(mx.bitwise_or, [p << s for p, s in zip(parts, starts, strict=False)])
-        if run == 1:
+        if self._joint is None or run == 1:
             return self.decode(index)
         return mx.take(self._joint, index, axis=0).flatten(-2)
 

@@ -79,7 +79,7 @@ class _UniformPlane:
 
 @frozen
 class _DecodedPlane:
-    """Rows are decoded first; the gain goes to the scores and the weights, which are smaller."""
+    """Rows are decoded first; the gain goes to what is smaller, the rows or the scores."""
 
     quantiser: Quantiser
 
@@ -90,7 +90,14 @@ class _DecodedPlane:
         return quantiser.decode(unpack(packed, quantiser.bits, quantiser.codes))
 
     def scores(self, q: mx.array, packed: mx.array, gain: mx.array) -> mx.array:
+        if self._scales_rows(q):
+            return q @ (self.decode(packed) * gain).swapaxes(-1, -2)
         return (q @ self.decode(packed).swapaxes(-1, -2)) * gain.swapaxes(-1, -2)
 
     def mix(self, weights: mx.array, packed: mx.array, gain: mx.array) -> mx.array:
+        if self._scales_rows(weights):
+            return weights @ (self.decode(packed) * gain)
         return (weights * gain.swapaxes(-1, -2)) @ self.decode(packed)
+
+    def _scales_rows(self, queries: mx.array) -> bool:
+        return queries.shape[2] > self.quantiser.dim

@@ -25,7 +25,7 @@ KINDS = sorted(MAKE)
     st.sampled_from([8, 33, 64, 80, 96, 128]),
     st.integers(1, 2),
     st.sampled_from([1, 2, 9]),
-    st.sampled_from([1, 3, 17]),
+    st.sampled_from([1, 3, 17, 150]),
     st.integers(0, 999),
 )
 def test_the_law_of_coders(
