@@ -13,7 +13,7 @@ from kvcompress.testing.data import tokens
 from kvcompress.testing.law import Draw, law, numbers, require, require_close
 from kvcompress.testing.oracles import attention
 from kvcompress.testing.strategies import layers, masks, seeds
-from kvcompress.testing.subject import Subject
+from kvcompress.testing.subject import Subject, step_of
 
 _SCALE = 0.125
 _LAST = (1, 1, 2, 17)
@@ -43,7 +43,7 @@ class AttentionLaws(Subject):
             cache.update_and_fetch(first.keys, first.values)
         new = came.part(early, early + last)
         keys, values = cache.update_and_fetch(new.keys, new.values)
-        out = keys.step.attend(new.queries, scale=_SCALE, mask=mask, sinks=logits)
+        out = step_of(keys).attend(new.queries, scale=_SCALE, mask=mask, sinks=logits)
         require(
             out.dtype == new.queries.dtype
             and out.shape == (*new.queries.shape[:3], layer.value_dim),
@@ -77,7 +77,7 @@ class AttentionLaws(Subject):
         cache.update_and_fetch(first.keys, first.values)
         keys, _ = cache.update_and_fetch(last.keys, last.values)
         hidden = mx.zeros((3, 130), dtype=mx.bool_)
-        out = numbers(keys.step.attend(last.queries, scale=_SCALE, mask=hidden))
+        out = numbers(step_of(keys).attend(last.queries, scale=_SCALE, mask=hidden))
         require(np.isfinite(out).all(), "a row that sees nothing is not finite")
 
 

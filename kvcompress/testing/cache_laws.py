@@ -23,7 +23,7 @@ from kvcompress.testing.law import (
 )
 from kvcompress.testing.machine import CacheMachine
 from kvcompress.testing.strategies import chunkings, seeds
-from kvcompress.testing.subject import Bound, Subject
+from kvcompress.testing.subject import Bound, Subject, step_of
 from kvcompress.testing.threads import in_thread
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class CacheLaws(Subject):
             part = came.part(start, start + size)
             mask = ours.make_mask(size)
             keys, values = ours.update_and_fetch(part.keys, part.values)
-            out = keys.step.attend(part.queries, scale=_SCALE, mask=mask)
+            out = step_of(keys).attend(part.queries, scale=_SCALE, mask=mask)
             wanted_keys, wanted_values = plain.update_and_fetch(part.keys, part.values)
             require_equal(keys, wanted_keys, "keys fetched")
             require_equal(values, wanted_values, "values fetched")
@@ -252,7 +252,7 @@ class CacheLaws(Subject):
 
         def run(part: Tokens) -> None:
             keys, _ = cache.update_and_fetch(part.keys, part.values)
-            mx.eval(keys.step.attend(part.queries, scale=_SCALE, mask="causal"))
+            mx.eval(step_of(keys).attend(part.queries, scale=_SCALE, mask="causal"))
 
         def save() -> None:
             mx.eval([item for item in _leaves(cache.state) if isinstance(item, mx.array)])
@@ -298,8 +298,9 @@ class CacheLaws(Subject):
         """Any order of operations against a plain list of tokens."""
         self.needs_codec()
         profile = settings()
+        factory: Any = lambda: CacheMachine(self)  # noqa: E731 (typed as a class there)
         run_state_machine_as_test(
-            lambda: CacheMachine(self),
+            factory,
             settings=settings(
                 profile,
                 max_examples=max(1, profile.max_examples // 4),

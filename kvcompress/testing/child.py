@@ -80,7 +80,7 @@ def survey(subject: Subject, head_dims: tuple[int, ...]) -> Survey:
             text=True,
             check=False,
         )
-        outcomes = {}
+        outcomes: dict[int, Outcome] = {}
         for dim in head_dims:
             done = Path(folder) / f"{dim}.npz"
             if not done.is_file():

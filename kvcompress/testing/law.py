@@ -116,9 +116,9 @@ def require_close(got: Any, wanted: Any, size: float, what: str) -> None:
 
 
 def require_same_decoding(
-    got: mx.array | np.ndarray,
-    wanted: mx.array | np.ndarray,
-    came: mx.array | np.ndarray,
+    got: Any,
+    wanted: Any,
+    came: Any,
     what: str,
 ) -> None:
     """Demand that two decodings agree but for round-off.
@@ -143,9 +143,7 @@ def require_same_decoding(
     require(off <= allowed, f"{what}: off by {off:.3g} in all, where {allowed:.3g} is allowed")
 
 
-def require_resemblance(
-    got: mx.array | np.ndarray, wanted: mx.array | np.ndarray, what: str
-) -> None:
+def require_resemblance(got: Any, wanted: Any, what: str) -> None:
     """Demand that decoded rows ``(B, H, T, D)`` point where what came points.
 
     Raises:

@@ -27,7 +27,7 @@ from kvcompress.testing.law import (
 )
 from kvcompress.testing.oracles import attention
 from kvcompress.testing.strategies import layers
-from kvcompress.testing.subject import Subject
+from kvcompress.testing.subject import Subject, step_of
 
 if TYPE_CHECKING:
     from kvcompress.cache.kvcache import CompressedKVCache
@@ -133,7 +133,7 @@ class CacheMachine(RuleBasedStateMachine):
         )
         if self._subject.reads_decoded_keys(self.bound):
             mask = "causal" if count > 1 else None
-            out = keys.step.attend(new.queries, scale=_SCALE, mask=mask)
+            out = step_of(keys).attend(new.queries, scale=_SCALE, mask=mask)
             size = 5e-2 if self.bound.layer.dtype == "float16" else 2e-3
             require_close(out, wanted, size * (1 + float(np.abs(wanted).max())), "attention")
 

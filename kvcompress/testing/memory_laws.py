@@ -12,7 +12,7 @@ from kvcompress.cache.walk import reachable_arrays
 from kvcompress.testing.data import Tokens, tokens
 from kvcompress.testing.law import Draw, law, require
 from kvcompress.testing.strategies import seeds
-from kvcompress.testing.subject import Bound, Subject
+from kvcompress.testing.subject import Bound, Subject, step_of
 
 if TYPE_CHECKING:
     from kvcompress.cache.kvcache import CompressedKVCache
@@ -48,7 +48,7 @@ class MemoryLaws(Subject):
             size = min(chunk, _TOKENS - 60 - start) if start < _TOKENS - 60 else 1
             part = came.part(start, start + size)
             keys, _ = cache.update_and_fetch(part.keys, part.values)
-            mx.eval(keys.step.attend(part.queries, scale=0.125, mask="causal"))
+            mx.eval(step_of(keys).attend(part.queries, scale=0.125, mask="causal"))
             start += size
 
     @law(share=0.06)

@@ -23,7 +23,7 @@ from kvcompress.testing.subject import Subject
 _PROMPT = 21
 _LONG = 150
 _MORE = 6
-_PREFILL = 4096
+_PREFILL = 3072
 _CHUNK = 512
 
 

@@ -18,9 +18,9 @@ from kvcompress.config.option import shown
 from kvcompress.errors import CalibrationRequired, ConfigError
 from kvcompress.testing.data import tokens
 from kvcompress.testing.law import UNHEEDED, Draw, LawError, law, require
-from kvcompress.testing.subject import Bound, Subject
+from kvcompress.testing.subject import Bound, Subject, step_of
 
-BAD_VALUES = (
+BAD_VALUES: tuple[Any, ...] = (
     None, True, "4", "no such word", 4.0, 3.5, float("nan"), float("inf"), 0, -1, 5, 7, 10**9, [],
     {}, (1, 2, 3),
 )  # fmt: skip
@@ -175,6 +175,6 @@ def _traces(subject: Subject, options: Mapping[str, Any]) -> tuple[bytes, ...]:
     first, last = came.part(0, 128), came.part(128, 130)
     cache.update_and_fetch(first.keys, first.values)
     keys, values = cache.update_and_fetch(last.keys, last.values)
-    out = keys.step.attend(last.queries, scale=0.125, mask="causal")
+    out = step_of(keys).attend(last.queries, scale=0.125, mask="causal")
     header = repr(attrs.asdict(bound.codec.schema)).encode()
     return (header, *(np.array(mx.array(x)).tobytes() for x in (keys, values, out)))

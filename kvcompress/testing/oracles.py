@@ -118,4 +118,4 @@ def hadamard(dim: int) -> Array:
     matrix = np.ones((1, 1))
     while len(matrix) < dim:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return matrix / np.sqrt(dim)
+    return np.asarray(matrix / np.sqrt(dim))

@@ -11,12 +11,16 @@ import numpy as np
 
 def random_states() -> dict[str, Any]:
     """What Python, NumPy and MLX would draw next, as values that compare."""
-    kind, keys, *rest = np.random.get_state()
+    numpys: Any = np.random.get_state()
     return {
         "random": random.getstate(),
-        "numpy.random": (kind, np.asarray(keys).tobytes(), *rest),
-        "mlx.core.random": tuple(np.array(a).tobytes() for a in mx.random.state),
+        "numpy.random": tuple(x.tobytes() if isinstance(x, np.ndarray) else x for x in numpys),
+        "mlx.core.random": tuple(np.array(a).tobytes() for a in _mlx_state()),
     }
+
+
+def _mlx_state() -> Any:
+    return mx.random.state
 
 
 def stir() -> None:

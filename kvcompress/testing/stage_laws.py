@@ -35,7 +35,8 @@ def _coders(bound: Bound) -> Iterator[tuple[str, Coder]]:
 
 def _quantisers(bound: Bound) -> Iterator[tuple[str, Quantiser]]:
     for part, coder in _coders(bound):
-        for field in attrs.fields(type(coder)) if attrs.has(type(coder)) else ():
+        kind = type(coder)
+        for field in attrs.fields(kind) if attrs.has(kind) else ():
             stage = getattr(coder, field.name)
             if isinstance(stage, Quantiser):
                 yield f"{part}: {field.name.lstrip('_')}", stage

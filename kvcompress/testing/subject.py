@@ -7,6 +7,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import mlx.core as mx
 import pytest
 from attrs import frozen
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ from kvcompress.testing.strategies import layers
 
 if TYPE_CHECKING:
     from kvcompress.cache.kvcache import CompressedKVCache
+    from kvcompress.cache.view import Attends
 
 STANDARD = LayerSpec(
     kv_heads=2, query_heads=4, head_dim=64, dtype="float32", rotary=Rotary(64, base=1e4)
@@ -189,3 +191,16 @@ def coded(bound: Bound, count: int, *, batch: int = 1, seed: int = 0) -> tuple[T
     """Tokens of a layer, and what the sequence that begins with them keeps once."""
     came = tokens(bound.layer, count, batch=batch, seed=seed)
     return came, bound.codec.begin(came.keys, came.values, came.positions)
+
+
+def step_of(keys: mx.array) -> Attends:
+    """What attends for the step that fetched these keys.
+
+    Raises:
+        LawError: They are no lazy view, so that nothing could.
+    """
+    from kvcompress.cache.view import View
+
+    if not isinstance(keys, View):
+        raise LawError(f"update_and_fetch gives a {type(keys).__name__}, not a lazy view")
+    return keys.step
