@@ -92,7 +92,7 @@ class Rotary:
         if isinstance(positions, range) and positions.step == 1:
             return rope(x, positions.start)
         # MLX takes one offset a batch row, so scattered tokens move to the batch axis.
-        offsets = mx.array(positions, dtype=mx.int32)
+        offsets = mx.array(np.asarray(positions, dtype=np.int32))
         B, H, T, D = x.shape
         rows = x.transpose(2, 0, 1, 3).reshape(T, B * H, 1, D)
         return rope(rows, offsets).reshape(T, B, H, D).transpose(1, 2, 0, 3)

@@ -121,7 +121,7 @@ def calibration_field() -> Any:
 
 def _loaded(calibration: Any, method: object) -> Any:
     if isinstance(calibration, str | PathLike):
-        from kvcompress.calibrate.file import load_calibration  # type: ignore[import-not-found]
+        from kvcompress.calibrate.file import load_calibration
 
         return load_calibration(calibration)
     if calibration is None or isinstance(getattr(calibration, "fingerprint", None), str):

@@ -18,7 +18,7 @@ from attrs import frozen
 from kvcompress.attention.masks import Mask
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.cache.step import Step
-from kvcompress.cache.view import view
+from kvcompress.cache.view import View, view
 from kvcompress.errors import BatchError, CacheFileError
 
 
@@ -194,7 +194,7 @@ class CompressedBatchCache:
         """End right padding; nothing was stored for it."""
         self._left = None
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[View, View]:
         """Add a padded chunk, ``(B, Hkv, L, D)`` and ``(B, Hkv, L, Dv)``; two lazy views."""
         if keys.shape[0] != len(self.rows):
             raise BatchError(f"the batch has {len(self.rows)} rows (got {keys.shape[0]})")
@@ -218,7 +218,7 @@ class CompressedBatchCache:
         self._step = step if self.rows[0].shared else None
         return _views(step)
 
-    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+    def keys_and_values(self) -> tuple[View, View]:
         """What this step's own layer attends to, for the layers that share its cache.
 
         Raises:
@@ -304,7 +304,7 @@ class CompressedBatchCache:
         return cls([CompressedKVCache.from_state(part) for part in state])
 
 
-def _views(step: BatchStep) -> tuple[mx.array, mx.array]:
+def _views(step: BatchStep) -> tuple[View, View]:
     dense_keys, dense_values = step.dense
     return view(dense_keys, step, "key"), view(dense_values, step, "value")
 

@@ -11,7 +11,7 @@ from kvcompress.attention import DEFAULT_BUDGET
 from kvcompress.cache.accounting import LayerReport, layer_report
 from kvcompress.cache.step import Step
 from kvcompress.cache.store import CodeStore, ExactRows
-from kvcompress.cache.view import view
+from kvcompress.cache.view import View, view
 from kvcompress.codec import KVCodec
 from kvcompress.errors import ConfigError
 from kvcompress.layers import LayerSpec
@@ -82,7 +82,7 @@ class CompressedKVCache:
 
     # -- what models call ------------------------------------------------------------------
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[View, View]:
         """Add a chunk and hand out what this step attends to.
 
         Args:
@@ -185,7 +185,7 @@ class CompressedKVCache:
                 f"{self.batch} (got {keys.shape[0]})"
             )
 
-    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+    def keys_and_values(self) -> tuple[View, View]:
         """The cache as it stands, in the model's frame: what a next step would attend to.
 
         Within a step of a shared cache, what its own layer attends to.

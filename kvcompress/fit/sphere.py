@@ -51,7 +51,7 @@ class SphereMarginal:
     def moment(self, x: Float64) -> Float64:
         """``E[t; 0 < t < x]``, even in ``x``."""
         end = np.cos(self._angle(x)) ** (self.dim - 1)
-        return self.radius * (1.0 - end) / ((self.dim - 1) * self._norm)
+        return np.asarray(self.radius * (1.0 - end) / ((self.dim - 1) * self._norm))
 
     def _angle(self, x: Float64) -> Float64:
         return np.arcsin(np.clip(np.asarray(x, dtype=np.float64) / self.radius, -1.0, 1.0))

@@ -7,6 +7,7 @@ sequence's own first coded tokens, frozen and kept with the sequence (``sequence
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import mlx.core as mx
@@ -14,9 +15,10 @@ import numpy as np
 from attrs import field, frozen
 
 from kvcompress.layers import Positions, Rotary
+from kvcompress.stages.pairs import split_pairs, turn_pairs
 from kvcompress.stages.shared import shared_table
 
-_PIECE = 4096  # tokens a matrix of phases spans; longer runs turn the query instead
+_PIECE = 4096  # positions from one anchor to the next, and rows of the table of phases
 
 
 @frozen(eq=False)
@@ -70,70 +72,93 @@ def fixed_centre(mean: np.ndarray | mx.array) -> Centre:
 
 
 def rotated(mean: mx.array, rotary: Rotary | None, positions: Positions) -> mx.array:
-    """A head's mean as the keys at ``positions`` bear it: ``(B, H, T, D)`` or ``(B, H, 1, D)``."""
+    """A head's mean as the keys at ``positions`` bear it.
+
+    MLX rounds the phase of a far position by its own way at every position. Here a position is an
+    anchor, a multiple of ``_PIECE``, and an exact rest, so that encoding, decoding and scores
+    all mean the same vector however tokens are cut into runs.
+
+    Args:
+        mean: ``(B, H, 1, D)`` float32, unrotated.
+        rotary: The keys' rotation, or ``None``.
+        positions: The ``T`` positions.
+
+    Returns:
+        ``(B, H, T, D)``, or ``(B, H, 1, D)`` where nothing rotates.
+    """
     if rotary is None:
         return mean
-    B, H, _, D = mean.shape
-    return rotary.rotate(mx.broadcast_to(mean, (B, H, len(positions), D)), positions)
+    if not isinstance(positions, range):
+        places = np.asarray(positions, dtype=np.int64)
+        B, H, _, D = mean.shape
+        spread = mx.broadcast_to(mean, (B, H, len(places), D))
+        anchors = rotary.rotate(spread, (places - places % _PIECE).tolist())
+        return _turned(anchors, rotary, mx.array(places % _PIECE))
+    pieces = [
+        _turned(_anchored(mean, rotary, anchor), rotary, slice(first - anchor, last - anchor))
+        for anchor, first, last in _pieces(positions)
+    ]
+    return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=2)
 
 
-def mean_scores(
-    q: mx.array, mean: mx.array, rotary: Rotary | None, start: int, count: int
-) -> mx.array:
-    """``q . R_j mean`` for the positions ``start <= j < start + count``, without making keys.
+def mean_scores(q: mx.array, mean: mx.array, rotary: Rotary | None, positions: range) -> mx.array:
+    """``q . R_j mean`` for a run of positions, without making keys.
 
-    With the query turned back by ``start``, a pair contributes ``a cos(d t) + b sin(d t)`` for
-    ``d = j - start``; the phases of ``d`` are the same for every head, layer and sequence, so
-    the scores of all tokens are one matrix product with a shared table.
+    A pair of ``q`` and of the mean as it stands at an anchor contributes
+    ``a cos(d t) + b sin(d t)`` at the distance ``d`` from it. The phases are the same for every
+    head, layer and sequence, so the scores of all tokens are one product with a shared table.
 
     Args:
         q: ``(B, H, M, D)`` float32, post-RoPE.
         mean: ``(B, H, 1, D)`` float32, unrotated.
         rotary: The keys' rotation, or ``None``.
-        start: Position of the first token.
-        count: Number of tokens.
+        positions: The ``T`` positions.
 
     Returns:
-        ``(B, H, M, count)`` float32, or ``(B, H, M, 1)`` where nothing rotates.
+        ``(B, H, M, T)`` float32, or ``(B, H, M, 1)`` where nothing rotates.
     """
     if rotary is None:
         return q @ mean.swapaxes(-1, -2)
-    pieces = []
-    for first in range(0, count, _PIECE):
-        size = min(_PIECE, count - first)
-        # A row's M queries stand at one position here: each is turned by the same -start.
-        turned = _turn_all(q, rotary, -(start + first))
-        even, odd, rest = _pairs(turned, rotary)
-        mean_even, mean_odd, mean_rest = _pairs(mean, rotary)
+    q_first, q_second, q_rest = split_pairs(q, rotary)
+    out = []
+    for anchor, first, last in _pieces(positions):
+        at_anchor = _anchored(mean, rotary, anchor)
+        m_first, m_second, m_rest = split_pairs(at_anchor, rotary)
         waves = mx.concatenate(
-            [even * mean_even + odd * mean_odd, odd * mean_even - even * mean_odd], axis=-1
+            [q_first * m_first + q_second * m_second, q_second * m_first - q_first * m_second],
+            axis=-1,
         )
-        scores = waves @ _phases(rotary, _PIECE)[:size].T
-        if rest is not None and mean_rest is not None:
-            scores = scores + rest @ mean_rest.swapaxes(-1, -2)
-        pieces.append(scores)
-    return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=-1)
+        scores = waves @ _phases(rotary)[first - anchor : last - anchor].T
+        if rotary.dims < q.shape[-1]:
+            scores = scores + q_rest @ m_rest.swapaxes(-1, -2)
+        out.append(scores)
+    return out[0] if len(out) == 1 else mx.concatenate(out, axis=-1)
 
 
-def _turn_all(q: mx.array, rotary: Rotary, offset: int) -> mx.array:
-    """Rotate every row by the same ``offset`` (rope itself counts up along the rows)."""
-    B, H, M, D = q.shape
-    return rotary.rotate(q.reshape(B, H * M, 1, D), range(offset, offset + 1)).reshape(B, H, M, D)
+def _pieces(positions: range) -> Iterator[tuple[int, int, int]]:
+    """Cut a run at the anchors: the anchor, the first position and the one after the last."""
+    start = positions.start
+    while start < positions.stop:
+        anchor = start - start % _PIECE
+        stop = min(positions.stop, anchor + _PIECE)
+        yield anchor, start, stop
+        start = stop
 
 
-def _pairs(x: mx.array, rotary: Rotary) -> tuple[mx.array, mx.array, mx.array | None]:
-    """First and second channel of each pair, and the channels that do not rotate."""
-    head, half = x[..., : rotary.dims], rotary.dims // 2
-    rest = x[..., rotary.dims :] if x.shape[-1] > rotary.dims else None
-    if rotary.traditional:
-        return head[..., 0::2], head[..., 1::2], rest
-    return head[..., :half], head[..., half:], rest
+def _anchored(mean: mx.array, rotary: Rotary, anchor: int) -> mx.array:
+    return rotary.rotate(mean, range(anchor, anchor + 1))
+
+
+def _turned(anchored: mx.array, rotary: Rotary, rests: slice | mx.array) -> mx.array:
+    phases = _phases(rotary)[rests]
+    half = rotary.dims // 2
+    return turn_pairs(anchored, rotary, phases[:, :half], phases[:, half:])
 
 
 @lru_cache(maxsize=16)
-def _phases(rotary: Rotary, count: int) -> mx.array:
-    """``[cos(d t), sin(d t)]`` for ``0 <= d < count``: ``(count, dims)`` float32."""
-    turns = np.arange(count, dtype=np.float64)[:, None] * rotary.angles
+def _phases(rotary: Rotary) -> mx.array:
+    """``[cos(d t), sin(d t)]`` for ``0 <= d < _PIECE``: ``(_PIECE, dims)`` float32."""
+    turns = np.arange(_PIECE, dtype=np.float64)[:, None] * rotary.angles
     table = mx.array(np.concatenate([np.cos(turns), np.sin(turns)], axis=1).astype(np.float32))
     mx.eval(table)
     return table

@@ -29,3 +29,18 @@ def join_pairs(
     else:
         joined = [first, second]
     return mx.concatenate([*joined, rest], axis=-1)
+
+
+def turn_pairs(x: mx.array, rotary: Rotary, real: mx.array, imaginary: mx.array) -> mx.array:
+    """Multiply each pair, read as a complex number, by ``real + i imaginary``.
+
+    Args:
+        x: ``(..., T or 1, D)``.
+        rotary: Says which channels form a pair.
+        real: ``(P,)``, or ``(T, P)`` for a factor of its own at every row.
+        imaginary: The same shape.
+    """
+    first, second, rest = split_pairs(x, rotary)
+    turned = first * real - second * imaginary
+    rest = mx.broadcast_to(rest, (*turned.shape[:-1], rest.shape[-1]))
+    return join_pairs(turned, first * imaginary + second * real, rest, rotary)

@@ -105,7 +105,7 @@ class PostRope:
         scores = coder.scores(queries.mapped, fields)
         if mean is None:
             return scores
-        return scores + mean_scores(queries.raw, mean, rotary, positions.start, len(positions))
+        return scores + mean_scores(queries.raw, mean, rotary, positions)
 
 
 class Unrotated:

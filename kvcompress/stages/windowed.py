@@ -10,6 +10,7 @@ from attrs import frozen
 
 from kvcompress.layers import Rotary
 from kvcompress.stages.base import Coder, Fields, Transform
+from kvcompress.stages.pairs import turn_pairs
 from kvcompress.stages.rope import Queries, Unrotated
 
 
@@ -101,7 +102,7 @@ class WindowedRope(Unrotated):
             B, H, M, D = q.shape
             place = range(self.constant, self.constant + 1)
             return rotary.rotate(q.reshape(B, H * M, 1, D), place).reshape(B, H, M, D)
-        return _scale_pairs(q, rotary, *_mean_rotation(rotary, start, stop))
+        return turn_pairs(q, rotary, *_mean_rotation(rotary, start, stop))
 
 
 def _inside(places: range, positions: range, start: int, stop: int) -> mx.array:
@@ -120,19 +121,3 @@ def _mean_rotation(rotary: Rotary, start: int, stop: int) -> tuple[mx.array, mx.
     pair = mx.array(real.astype(np.float32)), mx.array(imaginary.astype(np.float32))
     mx.eval(*pair)
     return pair
-
-
-def _scale_pairs(x: mx.array, rotary: Rotary, real: mx.array, imaginary: mx.array) -> mx.array:
-    """Multiply each rotary pair, read as a complex number, by ``real + i imaginary``."""
-    half = rotary.dims // 2
-    head, rest = x[..., : rotary.dims], x[..., rotary.dims :]
-    if rotary.traditional:
-        a, b = head[..., 0::2], head[..., 1::2]
-    else:
-        a, b = head[..., :half], head[..., half:]
-    turned = [a * real - b * imaginary, a * imaginary + b * real]
-    if rotary.traditional:
-        head = mx.stack(turned, axis=-1).reshape(head.shape)
-    else:
-        head = mx.concatenate(turned, axis=-1)
-    return mx.concatenate([head, rest], axis=-1) if rest.shape[-1] else head

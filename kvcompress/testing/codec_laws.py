@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from kvcompress.cache.walk import reachable_arrays
@@ -135,6 +136,8 @@ class CodecLaws(Subject):
         if self.can("unlike-heads") or self.is_calibrated():
             pytest.skip("the method codes heads by tables of their own")
         bound, seed = self.draw_bound(draw), draw(seeds(), "seed")
+        codec = bound.codec  # a calibrated mean is its head's own
+        assume(codec.keys.centre.mean is None and codec.values.centre.mean is None)
         order = mx.array(draw(st.permutations(range(bound.layer.kv_heads)), "order"))
         came, constants = coded(bound, 20, seed=seed)
         turned = Tokens(came.queries, came.keys[:, order], came.values[:, order])

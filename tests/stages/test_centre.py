@@ -4,11 +4,9 @@ import copy
 
 import mlx.core as mx
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcompress.stages import centre as module
 from kvcompress.stages.centre import (
     fixed_centre,
     mean_scores,
@@ -68,37 +66,44 @@ def test_keys_bear_the_mean_as_they_bear_their_position(kind: str, start: int, c
     assert got.shape == (1, HEADS, count, DIM)
     for place in range(count):
         alone = rotary.rotate(mean, range(start + place, start + place + 1))
-        np.testing.assert_allclose(got[:, :, place : place + 1], alone, atol=1e-5)
+        np.testing.assert_allclose(got[:, :, place : place + 1], alone, atol=2e-3)
     scattered = rotated(mean, rotary, list(range(start, start + count)))
     np.testing.assert_allclose(scattered, got, atol=1e-5)
 
 
 @given(
     st.sampled_from(KINDS),
-    st.integers(0, 4000),
+    st.integers(0, 131_072) | st.integers(4080, 4110),
     st.integers(1, 40),
     st.integers(1, 7),
-    st.sampled_from([3, 8, 4096]),
     st.integers(0, 99),
 )
 def test_mean_scores_are_those_of_the_rotated_mean(
-    kind: str, start: int, count: int, queries: int, piece: int, seed: int
+    kind: str, start: int, count: int, queries: int, seed: int
 ) -> None:
     rotary = ROTATIONS[kind]
     q, mean = normal(2, HEADS, queries, DIM, seed=seed), normal(2, HEADS, 1, DIM, seed=seed + 1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_PIECE", piece)
-        got = mean_scores(q, mean, rotary, start, count)
+    got = mean_scores(q, mean, rotary, range(start, start + count))
     expected = q @ rotated(mean, rotary, range(start, start + count)).swapaxes(-1, -2)
     assert got.shape == (2, HEADS, queries, count if rotary is not None else 1)
-    assert largest(got - expected) < 1e-2
+    assert largest(got - expected) < 1e-4
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k != "none"])
-def test_mean_scores_stay_true_far_along(kind: str) -> None:
+@given(
+    st.sampled_from([k for k in KINDS if k != "none"]),
+    st.integers(0, 131_072) | st.integers(4080, 4110),
+    st.integers(2, 40),
+    st.data(),
+)
+def test_a_mean_is_the_same_however_its_tokens_are_cut(
+    kind: str, start: int, count: int, data: st.DataObject
+) -> None:
+    rotary, mean = ROTATIONS[kind], normal(1, HEADS, 1, DIM)
+    cut = start + data.draw(st.integers(1, count - 1), "cut")
+    whole = rotated(mean, rotary, range(start, start + count))
+    parts = [rotated(mean, rotary, p) for p in (range(start, cut), range(cut, start + count))]
+    assert mx.array_equal(mx.concatenate(parts, axis=2), whole)
+    assert mx.array_equal(rotated(mean, rotary, list(range(start, start + count))), whole)
     # MLX computes angles in float32: at 131,072 an angle is off by up to 8e-3 wherever it is used.
-    rotary, start = ROTATIONS[kind], 131_072
-    q, mean = normal(1, HEADS, 3, DIM), normal(1, HEADS, 1, DIM, seed=1)
-    got = mean_scores(q, mean, rotary, start, 600)
-    expected = q @ rotated(mean, rotary, range(start, start + 600)).swapaxes(-1, -2)
-    assert largest(got - expected) < 0.02 * largest(expected)
+    with_mlx = rotary.rotate(mx.broadcast_to(mean, whole.shape), range(start, start + count))
+    assert largest(whole - with_mlx) < 0.03 * largest(mean)
