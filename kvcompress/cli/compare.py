@@ -52,6 +52,9 @@ def compare(
     json_: Annotated[
         Path | None, typer.Option("--json", help="Write the full report as JSON, too.")
     ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds after which a row counts as hung.")
+    ] = 3600.0,
     plot: Annotated[
         Path | None, typer.Option(help="Draw quality against memory into this file.")
     ] = None,
@@ -78,6 +81,7 @@ def compare(
         text=text,
         protocol=_protocol(protocol, context),
         calibration=None if calibration is None else str(calibration),
+        row_seconds=timeout,
         command=shlex.join(["kvcompress", *sys.argv[1:]]),
         observer=Progress(),
     )

@@ -12,7 +12,7 @@ import numpy as np
 from attrs import frozen
 
 from kvcompress.compare.memory import active_bytes, memory_measures
-from kvcompress.compare.metrics import Measures, Metric, Tally
+from kvcompress.compare.metrics import Measures, Metric, Tally, finite
 from kvcompress.compare.plugins import Workload
 from kvcompress.compare.protocol import Protocol
 from kvcompress.compare.reference import Reference
@@ -86,7 +86,7 @@ class Evaluator:
             measures |= retrieval(self._session(make_caches()), self.prompt)
         for name, workload in self.workloads.items():
             session = self._session(make_caches())
-            measures[name] = float(workload.run(session, self.tokenizer, self.protocol))
+            measures[name] = finite(name, workload.run(session, self.tokenizer, self.protocol))
         return Evaluation({**tally.summary(), **measures}, readings)
 
     def _session(self, caches: list[Any]) -> Session:

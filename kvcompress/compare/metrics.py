@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, SupportsFloat
 
 import numpy as np
 from attrs import define, field, frozen
@@ -104,6 +105,20 @@ def block_error(windows: Sequence[PerToken], block: int = BLOCK) -> float | None
     return float(np.std(means, ddof=1) / np.sqrt(len(means)))
 
 
+def finite(name: str, value: SupportsFloat) -> float:
+    """Return a number that a report can show.
+
+    Raises:
+        KVCompressError: It is infinite or no number.
+    """
+    number = float(value)
+    if not math.isfinite(number):
+        raise KVCompressError(
+            f"{name}: not finite; the model's output through this cache is broken"
+        )
+    return number
+
+
 @define
 class Tally:
     """Metrics of one method, gathered step by step.
@@ -133,11 +148,8 @@ class Tally:
                     f"metric {name}: must give one number a token, shape {targets.shape} "
                     f"(got {values.shape})"
                 )
-            if not np.isfinite(values).all():
-                raise KVCompressError(
-                    f"metric {name}: not finite; the model's output through this cache is broken"
-                )
             self._series[name][-1].append(values)
+            finite(name, values.sum())
 
     def summary(self) -> Measures:
         """Mean and standard error (``NAME_se``) of each metric, and the perplexity."""

@@ -10,6 +10,9 @@ from attrs import field, frozen
 
 from kvcompress.errors import ConfigError
 
+LONGEST_PROBE: Final = 256
+"""Tokens that a question of the retrieval test goes on for, at most: the copied passage."""
+
 
 def _at_least(least: int) -> attrs._ValidatorType[int]:
     def check(protocol: object, attribute: attrs.Attribute[int], value: int) -> None:
@@ -33,7 +36,8 @@ class Protocol:
         context: Tokens read before the first scored one.
         windows: Separate stretches of text, spread evenly over it.
         scored: Tokens scored in each window.
-        step: Tokens scored at a time. Attention inside a step is exact, so keep it small.
+        step: Tokens scored at a time. Attention inside a step is exact, so keep it well below the
+            windows of recent tokens that methods keep exact anyway.
         chunk: Tokens read at a time before scoring.
         retrieval: Tokens of the retrieval prompt; 0 leaves that test out.
         decode: Single-token steps that are timed; 0 leaves that out.
@@ -43,7 +47,7 @@ class Protocol:
     context: int = field(validator=_at_least(2))
     windows: int = field(validator=_at_least(1))
     scored: int = field(validator=_at_least(1))
-    step: int = field(default=16, validator=_at_least(1))
+    step: int = field(default=32, validator=_at_least(1))
     chunk: int = field(default=512, validator=_at_least(1))
     retrieval: int = field(default=0, validator=_at_least(0))
     decode: int = field(default=12, validator=_at_least(0))
@@ -56,7 +60,7 @@ class Protocol:
     @property
     def longest(self) -> int:
         """Positions that the model must be able to number."""
-        return max(self.window_tokens + self.decode, self.retrieval)
+        return max(self.window_tokens + self.decode, self.retrieval + LONGEST_PROBE)
 
     def take_windows(self, ids: Sequence[int], prefix: Sequence[int] = ()) -> list[list[int]]:
         """Cut the windows out of a text.
@@ -86,8 +90,8 @@ class Protocol:
 QUICK: Final = Protocol(name="quick", context=1024, windows=1, scored=512, retrieval=1024)
 """Some seconds a method on the embedded model: enough to tell methods apart."""
 
-STANDARD: Final = Protocol(name="standard", context=1024, windows=6, scored=256, retrieval=2048)
-"""Some minutes a method: six stretches of text, for numbers to quote."""
+STANDARD: Final = Protocol(name="standard", context=1024, windows=3, scored=512, retrieval=2048)
+"""Some minutes a method: three stretches of text, for numbers to quote."""
 
 PROTOCOLS: Final = {protocol.name: protocol for protocol in (QUICK, STANDARD)}
 """Every protocol by name."""

@@ -70,10 +70,10 @@ def title(report: Report) -> str:
     """One line on what was run."""
     model, text = report.provenance["model"], report.provenance["text"]
     protocol = report.provenance["protocol"]
-    stretches = "1 stretch" if protocol["windows"] == 1 else f"{protocol['windows']} stretches"
+    times = "once" if protocol["windows"] == 1 else f"{protocol['windows']} times"
     return (
-        f"{model['name']} ({model['dtype']}) on {text['name']}: {stretches} of "
-        f"{protocol['context']} + {protocol['scored']} tokens"
+        f"{model['name']} ({model['dtype']}) on {text['name']}: {times} {protocol['context']} "
+        f"tokens read, then {protocol['scored']} scored"
     )
 
 

@@ -36,7 +36,7 @@ DEFAULT_METHODS: Final = ("affine:bits=2", "turboquant:bits=4", "turboquant:bits
 
 DEFAULT_TEXT: Final = "prose-eval"
 
-ROW_SECONDS: Final = 1800.0
+ROW_SECONDS: Final = 3600.0
 """Time after which a row counts as hung."""
 
 

@@ -43,11 +43,21 @@ def test_what_is_asked_for_is_what_is_run(
     capsys: pytest.CaptureFixture[str], asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--protocol", "standard", "--context", "2000", "--model", "m", "--text", "t"]
-    words += ["--method", "affine:bits=2,3", "--method", "fp16", "--calibration", "c"]
+    words += [
+        "--timeout",
+        "60",
+        "--method",
+        "affine:bits=2,3",
+        "--method",
+        "fp16",
+        "--calibration",
+        "c",
+    ]
     monkeypatch.setattr(sys, "argv", ["kvcompress", "compare", *words, "--dtype", "x y"])
     call(capsys, "compare", *words)
     assert asked["methods"] == ["affine:bits=2,3", "fp16"]
     assert asked["protocol"].context == 2000
+    assert asked["row_seconds"] == 60
     assert asked["protocol"].windows == STANDARD.windows
     assert (asked["model"], asked["text"], asked["calibration"]) == ("m", "t", "c")
     assert asked["command"].endswith("--calibration c --dtype 'x y'")

@@ -118,7 +118,7 @@ def test_a_broken_output_is_named_and_not_averaged() -> None:
     method[2, 5] = np.nan
     tally = Tally(METRICS)
     tally.start_window()
-    with pytest.raises(KVCompressError, match="metric kl: not finite"):
+    with pytest.raises(KVCompressError, match="kl: not finite"):
         tally.add(full, method, targets)
 
 

@@ -83,7 +83,7 @@ def test_each_failure_is_a_row_that_says_how(outcome: tuple[Report, list[str]]) 
     assert row(outcome, "needy").error == (
         "CalibrationRequired: needy: make one with `kvcompress calibrate needy`"
     )
-    assert row(outcome, "nonsense").error.startswith("KVCompressError: metric kl: not finite")
+    assert row(outcome, "nonsense").error.startswith("KVCompressError: kl: not finite")
     assert len(outcome[0].failed) == 4
 
 
