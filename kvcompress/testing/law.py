@@ -115,12 +115,7 @@ def require_close(got: Any, wanted: Any, size: float, what: str) -> None:
     require(off <= size, f"{what}: off by {off:.3g}, where {size:.3g} is allowed")
 
 
-def require_same_decoding(
-    got: Any,
-    wanted: Any,
-    came: Any,
-    what: str,
-) -> None:
+def require_same_decoding(got: Any, wanted: Any, came: Any, what: str) -> None:
     """Demand that two decodings agree but for round-off.
 
     Sums in another order may put a value that lies between two levels to the other one, so a
