@@ -30,7 +30,7 @@ from kvcompress.stages.transform import RandomisedHadamard  # noqa: E402
 from kvcompress.stages.tree_coder import TreeCoder  # noqa: E402
 
 SHAPES = ((3, 64), (8, 128))  # KV heads and channels: a small model, and an ordinary one
-QUERIES = (3, 384)  # rows a KV head: a decoded token, and a chunk of 128
+QUERIES = (3, 96)  # rows a KV head: a decoded token of three query heads, and a chunk of 32
 
 
 def milliseconds(work: Callable[[], Any], repeats: int) -> float:
@@ -105,7 +105,7 @@ def measure(heads: int, dim: int, tokens: int, repeats: int) -> Iterator[dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, help="write the JSON here instead of to the terminal")
     options = parser.parse_args()
     rows = [
