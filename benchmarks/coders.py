@@ -1,7 +1,7 @@
 """Time the coders: encoding, scores and weighted sums of packed tokens, against float32.
 
-Run it as ``python benchmarks/coders.py [--tokens 4096] [--out coders.json]``. Times are medians;
-a machine that does other work moves them together, so read them as ratios to ``float32``.
+Run it as ``python benchmarks/coders.py [--tokens 4096] [--out coders.json]``. Times are the
+least of several; read them as ratios to ``float32``, since machines differ.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ HAS_OPENBLAS = prefer_openblas()  # before anything imports mlx
 import argparse  # noqa: E402
 import json  # noqa: E402
 import platform  # noqa: E402
-import statistics  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -34,14 +33,14 @@ QUERIES = (3, 96)  # rows a KV head: a decoded token of three query heads, and a
 
 
 def milliseconds(work: Callable[[], Any], repeats: int) -> float:
-    """Median time of evaluating what ``work`` returns."""
+    """Least time of evaluating what ``work`` returns: what other processes disturb least."""
     mx.eval(work())
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
         mx.eval(work())
         times.append(time.perf_counter() - start)
-    return round(statistics.median(times) * 1e3, 4)
+    return round(min(times) * 1e3, 4)
 
 
 def coders(heads: int, dim: int) -> Iterator[tuple[str, Coder]]:
