@@ -305,6 +305,7 @@ class CacheLaws(Subject):
                 profile,
                 max_examples=max(1, profile.max_examples // 4),
                 stateful_step_count=16,
+                deadline=None,
                 suppress_health_check=UNHEEDED,
             ),
         )

@@ -53,6 +53,7 @@ def law(share: float = 1.0) -> Callable[[Callable[[Any, Draw], None]], Callable[
             profile = settings()
             chosen = settings(
                 max_examples=max(1, round(profile.max_examples * share)),
+                deadline=None,  # the first of a kind compiles, allocates, or shares the machine
                 suppress_health_check=UNHEEDED,
             )
             chosen(given(st.data())(example))()
