@@ -88,3 +88,21 @@ def test_the_json_form_tells_arrays_apart(data: st.DataObject) -> None:
     (option,) = options_of(Coded)
     first, second = (Coded(codebook=data.draw(option.strategy())) for _ in range(2))
     assert (first == second) == (config_dict(first) == config_dict(second))
+
+
+@frozen(kw_only=True)
+class Worded:
+    codebook: Any = array("The codebook.", words=("random",))
+
+
+def test_a_word_is_legal_in_an_arrays_place_where_it_is_declared() -> None:
+    made = Worded(codebook="random")
+    assert made.codebook == "random"
+    assert config_dict(made) == {"codebook": "random"}
+    assert made == Worded(codebook="random")
+    assert made != Worded(codebook=[1.0])
+    (option,) = options_of(Worded)
+    assert option.parse("random") == "random"
+    assert option.decode("random") == "random"
+    with pytest.raises(ConfigError, match=r"codebook must be 'random' or an array.*got 'ran'"):
+        Worded(codebook="ran")
