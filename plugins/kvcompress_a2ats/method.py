@@ -86,8 +86,9 @@ class A2ATS(Method):
         self._check_layer(layer)
         calibration = calibration_of(self)
         tables, moments = calibration.tables(self, layer), calibration.moments(layer)
-        metric = metric_of(layer, moments, self.sub_dim) if self.use_query_aware else None
-        metric = None if metric is None else shared_table(metric)
+        metric = None
+        if self.use_query_aware:
+            metric = shared_table(metric_of(layer, moments, self.sub_dim))
         keys = ProductVQ(shared_table(tables["keys"]), metric=metric)
         return KVCodec(
             layer=layer,
