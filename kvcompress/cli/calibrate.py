@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +12,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kvcompress.calibrate.calibration import Calibration, Fit
-    from kvcompress.calibrate.contract import Progress
 
 MODEL = "smollm2-135m"
 
@@ -45,6 +41,7 @@ def calibrate(
     from kvcompress.calibrate.api import calibrate as run
     from kvcompress.calibrate.api import configured
     from kvcompress.calibrate.file import check_writable
+    from kvcompress.cli.told import told
     from kvcompress.models import load_model
     from kvcompress.text import load_text
 
@@ -53,7 +50,7 @@ def calibrate(
     methods = configured(split_names(method))
     source = load_text(text)
     loaded = load_model(model)
-    with _told() as progress, _plain_warnings():
+    with told() as progress:
         calibration = run(
             loaded.model,
             loaded.tokenizer,
@@ -70,34 +67,6 @@ def calibrate(
 def split_names(words: list[str]) -> list[str]:
     """Split bare names at commas; with options, a comma separates an option's values."""
     return [part for word in words for part in ([word] if ":" in word else word.split(",")) if part]
-
-
-@contextmanager
-def _told() -> Iterator[Progress]:
-    """A bar on standard error for each step."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
-        tasks = {}
-
-        def told(step: str, done: int, total: int) -> None:
-            if step not in tasks:
-                tasks[step] = bar.add_task(step, total=total)
-            bar.update(tasks[step], completed=done)
-
-        yield told
-
-
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Print warnings as this program's lines."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        yield
-    for message in dict.fromkeys(str(warning.message) for warning in caught):
-        typer.echo(f"warning: {message}", err=True)
 
 
 def _show(calibration: Calibration, out: Path, asked: int) -> None:

@@ -40,7 +40,11 @@ def compare(
         int | None, typer.Option(help="Tokens read before the first scored one.")
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="A calibration file, for the methods that take one.")
+        Path | None,
+        typer.Option(
+            help="A calibration file, for the methods that take one; made where the embedded model "
+            "lacks it."
+        ),
     ] = None,
     format_: Annotated[
         str | None,

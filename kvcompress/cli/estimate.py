@@ -37,8 +37,12 @@ def estimate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
     """Tell how many bytes a cache will take. Only shapes count: no weight of the model is read."""
-    from kvcompress.compare.estimate import Estimator
-    from kvcompress.compare.methods import expand, method_of
+    from kvcompress.openblas import prefer_openblas
+
+    prefer_openblas()  # before anything imports mlx
+
+    from kvcompress.compare.estimate import estimator_of
+    from kvcompress.compare.methods import expand
     from kvcompress.compare.skeleton import skeleton
 
     room = None if memory is None else _bytes_of(memory)
@@ -48,7 +52,7 @@ def estimate(
     rows: dict[str, Estimate] = {}
     largest: dict[str, int] = {}
     for label in labels:
-        estimator = Estimator(method_of(label, path), bare)
+        estimator = estimator_of(label, bare, path)
         rows[label] = estimator.at(context)
         if room is not None:
             largest[label] = estimator.largest_context(room)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from kvcompress.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvcompress.method import CompressionMethod
 
 
 def generate(
@@ -29,20 +34,25 @@ def generate(
         bool, typer.Option(help="Go on from the prompt as it is, without the chat template.")
     ] = False,
     calibration: Annotated[
-        Path | None, typer.Option(help="A calibration file, for a method that takes one.")
+        Path | None,
+        typer.Option(
+            help="A calibration file, for a method that takes one; made where the embedded model "
+            "lacks it."
+        ),
     ] = None,
 ) -> None:
     """Write text with a method's cache; the text goes to stdout, one line of numbers to stderr."""
-    from kvcompress.compare.methods import method_of
-    from kvcompress.compare.positions import check_positions
     from kvcompress.openblas import prefer_openblas
 
     prefer_openblas()  # before anything imports mlx
-    chosen = method_of(method, None if calibration is None else str(calibration))
-    words = sys.stdin.read() if prompt == "-" else prompt
 
+    from kvcompress.compare.positions import check_positions
     from kvcompress.models import load_model
 
+    words = sys.stdin.read() if prompt == "-" else prompt
+    if not words.strip():
+        raise ConfigError("generate: --prompt holds no text")
+    chosen = _method(method, None if calibration is None else str(calibration), model)
     loaded = load_model(model, dtype)
     ids = _encode(loaded.tokenizer, words, raw)
     check_positions(loaded.model, len(ids), "generate: --prompt", "give a shorter one")
@@ -69,11 +79,24 @@ def generate(
     print(_statistics(last, caches, loaded.model), file=sys.stderr)
 
 
-def _encode(tokenizer: Any, words: str, raw: bool) -> list[int]:
-    from kvcompress.errors import ConfigError
+def _method(words: str, path: str | None, model: str) -> CompressionMethod:
+    """The method, with a calibration made for it where it lacks one for the embedded model."""
+    from kvcompress.compare.calibrated import lacks_calibration
+    from kvcompress.compare.methods import method_of
+    from kvcompress.models.embedded import NAME as EMBEDDED
 
-    if not words.strip():
-        raise ConfigError("generate: --prompt holds no text")
+    chosen = method_of(words, path)
+    if model != EMBEDDED or not lacks_calibration(chosen):
+        return chosen
+
+    from kvcompress.calibrate.demo import demo_calibration
+    from kvcompress.cli.told import told
+
+    with told() as progress:
+        return method_of(words, demo_calibration([chosen], progress=progress))
+
+
+def _encode(tokenizer: Any, words: str, raw: bool) -> list[int]:
     if raw or not tokenizer.has_chat_template:
         return list(tokenizer.encode(words))
     messages = [{"role": "user", "content": words}]

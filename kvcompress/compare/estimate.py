@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
-from kvcompress.errors import ConfigError
+from kvcompress.compare.report import one_line
+from kvcompress.errors import CalibrationRequired, ConfigError
 
 if TYPE_CHECKING:
     from kvcompress.cache.kvcache import CompressedKVCache
@@ -140,6 +141,40 @@ class Estimator:
         feed_unevaluated(self._model, mixed, context)
         others = [cache for cache, plain in zip(mixed, own, strict=True) if cache is not plain]
         return sum(int(array.nbytes) for array in held(others))
+
+
+def estimator_of(words: str, model: Any, calibration: str | None = None) -> Estimator:
+    """The arithmetic of a method by its words; without its calibration where that can be.
+
+    Bytes depend on the tables' sizes alone, which are the same whatever they are fitted to: a
+    method that lacks its calibration is bound to tables that it fits to made-up tokens.
+
+    Args:
+        words: A method with its options.
+        model: An mlx-lm model; its weights may be missing.
+        calibration: Path of a calibration file, for a method that takes one.
+
+    Raises:
+        ConfigError: The method fits no tables to made-up tokens.
+        KVCompressError: As :class:`Estimator`.
+    """
+    from kvcompress.compare.methods import method_of
+    from kvcompress.compare.sized import sized_calibration
+
+    method = method_of(words, calibration)
+    try:
+        return Estimator(method, model)
+    except CalibrationRequired:
+        if getattr(method, "calibration", None) is not None:
+            raise
+    try:
+        return Estimator(method_of(words, sized_calibration(method, model)), model)
+    except Exception as error:  # a plugin's fit may raise anything
+        raise ConfigError(
+            f"estimate: the bytes of {words} are not known before it is calibrated "
+            f"({one_line(error)}); make a calibration with kvcompress calibrate, and give it with "
+            f"--calibration"
+        ) from error
 
 
 def _coded_bytes(cache: CompressedKVCache, context: int, part: str) -> int:

@@ -11,11 +11,17 @@ from kvcompress.cli.options import MethodSpec, parse_method
 from kvcompress.errors import CalibrationRequired, ConfigError
 
 if TYPE_CHECKING:
+    from kvcompress.calibrate.calibration import Calibration
     from kvcompress.method import CompressionMethod
 
 
-def method_of(words: str, calibration: str | None = None) -> CompressionMethod:
-    """The method that words stand for; a calibration goes to a method that takes one.
+def method_of(words: str, calibration: str | Calibration | None = None) -> CompressionMethod:
+    """The method that words stand for.
+
+    Args:
+        words: A method with its options, one value each.
+        calibration: The path of a file, or what it holds; for a method that takes one and was
+            not given one in ``words``.
 
     Raises:
         ConfigError: The words stand for several configurations, or an option is not legal.
@@ -31,6 +37,12 @@ def method_of(words: str, calibration: str | None = None) -> CompressionMethod:
     if calibration and "calibration" in inspect.signature(method_class(spec.name)).parameters:
         options.setdefault("calibration", calibration)
     return get_method(spec.name, **options)
+
+
+def config_of(method: CompressionMethod) -> dict[str, Any]:
+    """The options of a method, and which calibration it was given."""
+    given = getattr(getattr(method, "calibration", None), "fingerprint", None)
+    return method.config() if given is None else {**method.config(), "calibration": given}
 
 
 def expand(words: Iterable[str], calibration: str | None = None) -> list[MethodSpec]:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
+from kvcompress.cli.told import told
 from kvcompress.compare.report import Row
 from kvcompress.compare.runner import Observer
+
+if TYPE_CHECKING:
+    from kvcompress.calibrate.contract import Progress as CalibrationProgress
 
 
 class Progress(Observer):
@@ -25,6 +31,10 @@ class Progress(Observer):
     def begin(self, labels: Sequence[str]) -> None:
         """Remember how many rows there will be."""
         self._total = len(labels)
+
+    def calibrating(self) -> AbstractContextManager[CalibrationProgress | None]:
+        """Show a bar for each step, if there is anything to do."""
+        return told()
 
     def row_starts(self, label: str) -> None:
         """Show which row is being measured."""

@@ -101,6 +101,12 @@ def legend(report: Report) -> Iterator[str]:
         "peak MB: the most that reading and scoring took beyond the model. tok/s: one token at a "
         "time, at this length, on this machine."
     )
+    fitted = report.provenance.get("calibration")
+    if fitted and fitted["text"]:
+        yield (
+            f"Methods that need a calibration had one of {fitted['tokens']:,} tokens of "
+            f"{fitted['text']['name']}."
+        )
     if without:
         yield f"recall, copy: not measured ({without})."
     else:

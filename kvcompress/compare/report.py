@@ -65,3 +65,8 @@ class Report:
         fields = attrs.asdict(self)
         ordered = {"schema_version": fields.pop("schema_version"), **fields}
         return json.dumps(ordered, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def one_line(error: BaseException) -> str:
+    """An error's kind and text on one line, as rows show it."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")

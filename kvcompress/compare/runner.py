@@ -9,12 +9,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from kvcompress import errors
+from kvcompress.compare.calibrated import Made, description, lacking, make
 from kvcompress.compare.job import Answer, Job
 from kvcompress.compare.methods import expand
 from kvcompress.compare.protocol import QUICK, Protocol
@@ -23,7 +25,11 @@ from kvcompress.compare.report import Report, Row
 from kvcompress.errors import KVCompressError
 from kvcompress.models.embedded import NAME as EMBEDDED
 from kvcompress.models.embedded import ensure_demo_model
+from kvcompress.openblas import prefer_openblas
 from kvcompress.text import load_text
+
+if TYPE_CHECKING:
+    from kvcompress.calibrate.contract import Progress
 
 FULL_PRECISION: Final = "fp16"
 """The method whose predictions the others are held against."""
@@ -45,6 +51,10 @@ class Observer:
 
     def begin(self, labels: Sequence[str]) -> None:
         """The comparison starts; ``labels`` are the words of its rows in order."""
+
+    def calibrating(self) -> AbstractContextManager[Progress | None]:
+        """Calibrations may have to be made; what is entered is told of each step."""
+        return nullcontext()
 
     def row_starts(self, label: str) -> None:
         """A row's process is about to start."""
@@ -70,6 +80,9 @@ def compare(
     A method that fails, crashes or hangs becomes a row that says so, and the others go on. Only
     installed methods can take part: a fresh process does not know what was registered by hand.
 
+    On the embedded model, methods that need a calibration and were given none get one that is
+    made once and kept in the cache folder. On another model their rows say how to make it.
+
     Args:
         methods: Words for methods, ``name:option=value``; several values make several rows.
         model: Name of the model, as for :func:`kvcompress.models.load_model`.
@@ -86,36 +99,50 @@ def compare(
             protocol.
         KVCompressError: The full-precision row failed, without which there is no comparison.
     """
+    prefer_openblas()  # before anything imports mlx: calibrations are made in this process
     observer = observer or Observer()
     started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
-    calibrated_by = file_identity(calibration)
+    calibrated_by = _of_file(calibration)
     specs = expand((*YARDSTICKS, *methods), calibration)
     load_text(text)  # a missing file is told before anything heavy starts
     if model == EMBEDDED:
         ensure_demo_model()  # fetched once, with progress, and not on a row's time
     labels = [spec.label for spec in specs]
-    rows: list[Row] = []
-    subject: dict[str, Any] = {}
     observer.begin(labels)
-    with tempfile.TemporaryDirectory(prefix="kvcompress-") as scratch:
-        for label in labels:
-            job = Job(
-                method=label,
-                model=model,
-                dtype=dtype,
-                text=text,
-                calibration=calibration,
-                protocol=protocol,
-                reference=str(Path(scratch) / "reference.f32"),
-                record=not rows,
-            )
+    with tempfile.TemporaryDirectory(prefix="kvcompress-") as folder:
+        scratch = Path(folder)
+        own = str(scratch / "calibration.safetensors")
+        made = Made()
+
+        def measured(label: str) -> Answer:
             observer.row_starts(label)
-            answer = run_job(job, Path(scratch), row_seconds)
+            if label in made.errors:
+                answer = Answer(Row(label, error=made.errors[label]))
+            else:
+                job = Job(
+                    method=label,
+                    model=model,
+                    dtype=dtype,
+                    text=text,
+                    calibration=own if label in made.methods else calibration,
+                    protocol=protocol,
+                    reference=str(scratch / "reference.f32"),
+                    record=label == FULL_PRECISION,
+                )
+                answer = run_job(job, scratch, row_seconds)
             observer.row_ends(answer.row)
-            if not rows:
-                _must_succeed(answer.row)
-                subject = answer.subject
-            rows.append(answer.row)
+            return answer
+
+        full = measured(FULL_PRECISION)
+        _must_succeed(full.row)  # before minutes go into calibrations
+        if calibration is None and model == EMBEDDED:
+            with observer.calibrating() as progress:
+                made = make(lacking(labels), progress)
+        if made.calibration is not None:
+            made.calibration.save(own)
+            calibrated_by = description(made.calibration)
+        rows = [full.row, *(measured(label).row for label in labels[1:])]
+    subject = dict(full.subject)
     added = subject.pop("added")
     provenance = {
         "versions": versions(),
@@ -129,6 +156,21 @@ def compare(
     seconds = round(time.perf_counter() - clock, 1)
     when = {"started": started.isoformat(timespec="seconds"), "seconds": seconds}
     return Report(provenance, tuple(rows), added, when)
+
+
+def _of_file(path: str | None) -> dict[str, Any] | None:
+    """What a calibration file is and was made of, if there is one.
+
+    Raises:
+        ConfigError: It cannot be read, or is no calibration.
+        CalibrationMismatch: It has another format.
+    """
+    identity = file_identity(path)
+    if path is None or identity is None:
+        return None
+    from kvcompress.calibrate.file import load_calibration
+
+    return {**identity, **description(load_calibration(path))}
 
 
 def run_job(job: Job, scratch: Path, seconds: float) -> Answer:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from kvcompress.compare.job import Answer, Job
-from kvcompress.compare.methods import method_of
-from kvcompress.compare.report import Row
+from kvcompress.compare.methods import config_of, method_of
+from kvcompress.compare.report import Row, one_line
 from kvcompress.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def measure(job: Job) -> Answer:
     )
     outcome = evaluator.run(lambda: method.make_cache(loaded.model), windows)
     return Answer(
-        Row(job.method, method.config(), measures=outcome.measures, readings=outcome.readings),
+        Row(job.method, config_of(method), measures=outcome.measures, readings=outcome.readings),
         {
             "model": {
                 "name": loaded.name,
@@ -114,11 +114,6 @@ def retrieval_prompt(tokenizer: Any, tokens: int) -> tuple[RetrievalPrompt | Non
         return build_retrieval_prompt(tokenizer, tokens), ""
     except ConfigError as error:
         return None, str(error)
-
-
-def one_line(error: BaseException) -> str:
-    """An error's kind and text on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
 
 
 if __name__ == "__main__":

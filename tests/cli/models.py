@@ -1,12 +1,14 @@
-"""The tiny model for commands, and a call of the command line."""
+"""The tiny model and a method for commands, and a call of the command line."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kvcompress import cli
+from kvcompress import cli, registry
+from tests.calibrate.fakes import PeakPlugin
 from tests.compare.tiny import save_tiny_model
 
 
@@ -14,6 +16,15 @@ from tests.compare.tiny import save_tiny_model
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder: Path = save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
     return str(folder)
+
+
+@pytest.fixture
+def peak() -> Iterator[None]:
+    """The method ``peak``, which calibrates, is registered."""
+    plugin = PeakPlugin()
+    registry.register(plugin)
+    yield
+    registry.unregister(plugin)
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str, str]:

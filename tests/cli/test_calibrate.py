@@ -7,19 +7,17 @@ from typing import Any
 
 import pytest
 
-from kvcompress import cli, registry
+from kvcompress import cli
 from kvcompress.calibrate import Calibration
 from kvcompress.cli.calibrate import calibrate, split_names
 from kvcompress.models import embedded
-from tests.calibrate.fakes import PROSE, ByteTokenizer, PeakPlugin, tiny_llama
+from tests.calibrate.fakes import PROSE, ByteTokenizer, tiny_llama
+from tests.cli.models import peak
+
+__all__ = ["peak"]
 
 
-@pytest.fixture(autouse=True)
-def peak() -> Any:
-    plugin = PeakPlugin()
-    registry.register(plugin)
-    yield
-    registry.unregister(plugin)
+pytestmark = pytest.mark.usefixtures("peak")
 
 
 @pytest.fixture(autouse=True)

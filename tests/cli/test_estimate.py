@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from tests.cli.models import call, tiny_model
+from tests.cli.models import call, peak, tiny_model
 
-__all__ = ["tiny_model"]
+__all__ = ["peak", "tiny_model"]
 
 
 def test_the_table_has_a_row_a_configuration(
@@ -39,6 +39,17 @@ def test_json_has_bytes_and_the_largest_context(
         affine["key_bytes"] + affine["value_bytes"] + affine["exact_bytes"]
     )
     assert affine["largest_context"] > plain["largest_context"]
+
+
+def test_a_method_that_is_not_calibrated_yet_has_its_bytes(
+    capsys: pytest.CaptureFixture[str], tiny_model: str, peak: None
+) -> None:
+    code, out, err = call(capsys, "estimate", "peak", "--model", tiny_model, "--json")
+    assert (code, err) == (0, "")
+    [row] = json.loads(out)
+    assert row["key_bytes"] > 0
+    # Steps of keys and of values, float32 and float16, and the mean of the keys.
+    assert row["table_bytes"] == 2 * 2 * 32 * (4 + 4 + 4)
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,16 @@ from __future__ import annotations
 import io
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvcompress.models import load_model
-from tests.cli.models import call, tiny_model
+from kvcompress.calibrate import demo
+from kvcompress.models import embedded, load_model
+from tests.cli.models import call, peak, tiny_model
 
-__all__ = ["tiny_model"]
+__all__ = ["peak", "tiny_model"]
 
 
 def greedy(model: Any, tokenizer: Any, ids: list[int], count: int) -> str:
@@ -76,6 +78,37 @@ def test_a_seed_fixes_what_chance_decides(
         call(capsys, "generate", *words, "--max-tokens", "16", "--seed", seed)[1] for seed in "334"
     ]
     assert texts[0] == texts[1] != texts[2]
+
+
+def test_the_embedded_model_is_calibrated_where_a_method_lacks_it(
+    capsys: pytest.CaptureFixture[str],
+    tiny_model: str,
+    peak: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / embedded.MANIFEST).write_text("{}")
+    monkeypatch.setenv(embedded.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(embedded, "NAME", tiny_model)
+    monkeypatch.setattr(demo, "load_model", lambda: load_model(tiny_model))
+    monkeypatch.setattr(demo, "ensure_demo_model", lambda: tmp_path)
+    words = ("--model", tiny_model, "--prompt", "Objects are", "--max-tokens", "8")
+    first = call(capsys, "generate", *words, "--method", "peak:window=1")
+    again = call(capsys, "generate", *words, "--method", "peak:window=1")
+    untouched = call(capsys, "generate", *words, "--method", "turboquant")
+    assert (first[0], again[0], untouched[0]) == (0, 0, 0)
+    assert first[1] == again[1] != ""
+    assert "fitting peak bits=8" in first[2]
+    assert again[2].count("\n") == untouched[2].count("\n") == 1  # what was made is kept
+
+
+def test_another_model_without_calibration_is_told_what_to_do(
+    capsys: pytest.CaptureFixture[str], tiny_model: str, peak: None
+) -> None:
+    words = ("--model", tiny_model, "--prompt", "Objects are", "--method", "peak")
+    code, out, err = call(capsys, "generate", *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: peak: needs a calibration and was given none; run: kvcompress")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 HOOKS = """
 from kvcompress import MethodInfo, hookimpl
 
-NAMES = ("plain", "crash", "hang", "needy", "quits", "nonsense")
+NAMES = ("plain", "crash", "hang", "needy", "quits", "nonsense", "rows", "misfit")
 
 @hookimpl
 def kvcompress_register(registry):
@@ -28,11 +28,20 @@ def kvcompress_workloads():
     return {"length": Workload("length", length, "tokens of three words")}
 """
 
-CODE = """
+CODE = '''
 import os, signal, sys, time
-from typing import ClassVar
+from typing import Any, ClassVar
 from attrs import frozen
 from kvcompress import CalibrationRequired, Method
+from kvcompress.calibrate import calibration_of
+from kvcompress.codec import KVCodec, Pipeline
+from kvcompress.config import integer
+from kvcompress.method import calibration_field
+from kvcompress.stages.product_vq import ProductVQ
+from kvcompress.stages.rope import PreRope
+from kvcompress.stages.shared import shared_table
+from kvcompress.stages.transform import Identity
+from kvcompress.stages.vq_coder import VQCoder
 
 @frozen(kw_only=True)
 class Plain(Method):
@@ -88,6 +97,33 @@ class Nonsense(Plain):
                 return keys, values * float("nan")
 
         return [Broken() for _ in model.layers]
-"""
 
-ENTRY_POINTS = dict.fromkeys(("plain", "crash", "hang", "needy", "quits", "nonsense"), "stranger")
+@frozen(kw_only=True)
+class Rows(Method):
+    """The first rows of the sample are the codebook."""
+
+    name: ClassVar[str] = "rows"
+    fit_options: ClassVar[tuple[str, ...]] = ("entries",)
+    entries: int = integer(16, choices=(4, 16), help="Rows of the codebook.")
+    calibration: Any = calibration_field()
+
+    def fit(self, samples, *, seed):
+        parts = {"keys": samples.keys, "values": samples.values}
+        return {k: rows[: self.entries].swapaxes(0, 1)[:, None] for k, rows in parts.items()}
+
+    def bind(self, layer):
+        tables = calibration_of(self).tables(self, layer)
+        coders = {k: VQCoder(ProductVQ(shared_table(tables[k])), layer.kv_heads) for k in tables}
+        pipelines = {k: Pipeline(Identity(coders[k].quantiser.dim), coders[k]) for k in coders}
+        return KVCodec(layer, pipelines["keys"], pipelines["values"], PreRope())
+
+@frozen(kw_only=True)
+class Misfit(Rows):
+    name: ClassVar[str] = "misfit"
+
+    def fit(self, samples, *, seed):
+        raise ArithmeticError("these tokens\\n are not to its taste")
+'''
+
+NAMES = ("plain", "crash", "hang", "needy", "quits", "nonsense", "rows", "misfit")
+ENTRY_POINTS = dict.fromkeys(NAMES, "stranger")

@@ -8,11 +8,14 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from kvcompress import get_method
-from kvcompress.compare.estimate import MOST_TOKENS, Estimator
+from kvcompress.calibrate import calibrate
+from kvcompress.compare.estimate import MOST_TOKENS, Estimator, estimator_of
 from kvcompress.compare.memory import walked_bytes
+from kvcompress.compare.methods import method_of
 from kvcompress.compare.skeleton import skeleton
-from kvcompress.errors import ConfigError, UnsupportedModel
+from kvcompress.errors import CalibrationRequired, ConfigError, UnsupportedModel
 from kvcompress.models import load_model
+from kvcompress.text import load_text
 from tests.compare.tiny import save_tiny_model
 
 
@@ -36,6 +39,43 @@ def test_the_estimate_is_what_a_real_cache_stores(
     assert estimate.table_bytes == tables
     assert estimate.fp16_bytes == tokens * 2 * 2 * 2 * 32 * 2
     assert estimate.plain_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "words", ["rows", "rows:entries=4", "turboquant:centre=calibrated:bits=3", "turboquant"]
+)
+def test_bytes_are_known_before_a_calibration_is_made(
+    strangers: None, tiny_model: Path, model: Any, words: str
+) -> None:
+    loaded = load_model(str(tiny_model))
+    text = load_text("prose-calibration")
+    made = calibrate(loaded.model, loaded.tokenizer, text, words, tokens=300)
+    before = estimator_of(words, model)
+    after = Estimator(method_of(words, made), model)
+    assert before.at(700) == after.at(700)
+    assert before.largest_context(10**6) == after.largest_context(10**6)
+    tables = {"rows": 2 * 2 * 2 * 16 * 32 * 4, "rows:entries=4": 2 * 2 * 2 * 4 * 32 * 4}
+    assert before.at(1).table_bytes == tables.get(words, before.at(1).table_bytes)
+
+
+def test_bytes_that_only_a_calibration_tells_are_a_clear_error(strangers: None, model: Any) -> None:
+    with pytest.raises(ConfigError, match="not to its taste") as caught:
+        estimator_of("misfit", model)
+    assert str(caught.value).startswith("estimate: the bytes of misfit are not known before it is")
+    assert str(caught.value).endswith("give it with --calibration")
+    with pytest.raises(CalibrationRequired, match="needy: make one"):
+        estimator_of("needy", model)
+
+
+def test_a_calibration_that_is_given_must_hold_the_tables(
+    strangers: None, tiny_model: Path, model: Any, tmp_path: Path
+) -> None:
+    loaded = load_model(str(tiny_model))
+    text = load_text("prose-calibration")
+    made = calibrate(loaded.model, loaded.tokenizer, text, "rows:entries=4", tokens=300)
+    made.subset([]).save(tmp_path / "c")
+    with pytest.raises(CalibrationRequired, match="holds no tables"):
+        estimator_of("rows", model, str(tmp_path / "c"))
 
 
 def test_layers_left_alone_are_counted_apart(model: Any) -> None:

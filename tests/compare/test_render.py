@@ -74,3 +74,11 @@ def test_the_legend_says_what_to_trust_and_what_exact_tokens_cost() -> None:
     assert "recall, copy: not measured (no room)." in text
     assert "float16: 16 bits" in text
     assert "0.5x" not in text
+
+
+def test_the_legend_names_the_calibration() -> None:
+    report = sample_report()
+    used = {"text": {"name": "novels"}, "tokens": 8192}
+    told = attrs.evolve(report, provenance={**report.provenance, "calibration": used})
+    [added] = set(legend(told)) - set(legend(report))
+    assert added == "Methods that need a calibration had one of 8,192 tokens of novels."

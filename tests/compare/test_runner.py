@@ -1,38 +1,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 
-from kvcompress import registry
-from kvcompress.compare import Observer, Protocol, Report, Row, compare
+from kvcompress.calibrate import calibrate
+from kvcompress.compare import Observer, Protocol, Report, Row, compare, runner
 from kvcompress.compare.job import Job
 from kvcompress.compare.runner import run_job
 from kvcompress.errors import ConfigError, UnknownMethod, UnsupportedModel
-from tests.compare.strangers import CODE, ENTRY_POINTS, HOOKS
-from tests.fake_site import Site
+from kvcompress.models import load_model
+from kvcompress.text import load_text
 
 SHORT = Protocol(
     name="short", context=300, windows=2, scored=64, step=16, chunk=128, retrieval=1600, decode=2
 )
-
-
-@pytest.fixture(scope="module")
-def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Installed strangers, for this process and for those it starts."""
-    with pytest.MonkeyPatch.context() as patch:
-        root = tmp_path_factory.mktemp("site")
-        patch.syspath_prepend(str(root))
-        patch.setenv("PYTHONPATH", str(root), prepend=":")
-        site = Site(root)
-        site.module("stranger", HOOKS)
-        site.module("stranger_code", CODE)
-        site.distribution("strangers", ENTRY_POINTS)
-        yield
-    registry.refresh()
 
 
 class Witness(Observer):
@@ -41,6 +28,13 @@ class Witness(Observer):
 
     def begin(self, labels: Sequence[str]) -> None:
         self.events.append(f"{len(labels)} rows")
+
+    def calibrating(self) -> AbstractContextManager[Any]:
+        def progress(step: str, done: int, total: int) -> None:
+            if done == total and step not in self.events:
+                self.events.append(step)
+
+        return nullcontext(progress)
 
     def row_starts(self, label: str) -> None:
         self.events.append(f"> {label}")
@@ -203,3 +197,64 @@ def test_a_text_or_a_model_that_is_too_short_is_told_with_its_length(
     long = attrs.evolve(SHORT, context=5000, windows=1)
     with pytest.raises(ConfigError, match=r"5066 tokens are more than the model's 4096 positions"):
         compare((), model=str(tiny_model), protocol=long)
+
+
+BRIEF = attrs.evolve(SHORT, context=200, windows=1, retrieval=0, decode=1)
+
+
+@pytest.fixture
+def one_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "YARDSTICKS", ("fp16",))
+
+
+def test_the_embedded_model_is_calibrated_for_the_rows_that_need_it(
+    strangers: None, embedded: tuple[str, list[int]], one_yardstick: None
+) -> None:
+    witness = Witness()
+    words = ("turboquant", "rows", "misfit", "turboquant:centre=calibrated")
+    report = compare(words, model=embedded[0], protocol=BRIEF, observer=witness)
+    rows = {row.method: row for row in report.rows}
+    # After full precision's row, which would tell of a mistake, and before the others.
+    assert witness.events[2:5] == ["< fp16", "recording", "fitting rows entries=16"]
+    assert [row.method for row in report.failed] == ["misfit"]
+    assert rows["misfit"].error == "ArithmeticError: these tokens are not to its taste"
+    provenance = report.provenance["calibration"]
+    assert provenance["text"]["name"] == "prose-calibration"
+    assert (provenance["tokens"], provenance["seed"]) == (8192, 0)
+    assert provenance["methods"] == ["rows entries=16"]
+    for label in ("rows", "turboquant:centre=calibrated"):
+        assert rows[label].config["calibration"] == provenance["fingerprint"]
+        assert rows[label].measures["kl"] > 0
+    assert "calibration" not in rows["turboquant"].config
+
+
+def test_a_calibration_that_is_given_wins(
+    strangers: None, embedded: tuple[str, list[int]], tmp_path: Path, one_yardstick: None
+) -> None:
+    model, loaded = embedded
+    tiny = load_model(model)
+    path = tmp_path / "own.safetensors"
+    own = calibrate(tiny.model, tiny.tokenizer, load_text("prose-calibration"), "rows", tokens=300)
+    own.save(path)
+    words = ("rows", "rows:entries=4")
+    report = compare(words, model=model, protocol=BRIEF, calibration=str(path))
+    assert loaded == []
+    assert report.rows[1].config["calibration"] == own.fingerprint
+    assert report.rows[2].error.startswith(
+        "CalibrationMismatch: rows: the calibration was fitted for entries=16"
+    )
+    provenance = report.provenance["calibration"]
+    assert provenance["path"] == str(path)
+    assert len(provenance["sha256"]) == 64
+    assert (provenance["fingerprint"], provenance["tokens"]) == (own.fingerprint, 300)
+
+
+def test_another_model_without_calibration_gives_rows_that_say_what_to_do(
+    strangers: None, tiny_model: Path, one_yardstick: None
+) -> None:
+    report = compare(("rows",), model=str(tiny_model), protocol=BRIEF)
+    [failed] = report.failed
+    assert failed.method == "rows"
+    assert failed.error.startswith("CalibrationRequired: rows: needs a calibration")
+    assert "kvcompress calibrate --method rows" in failed.error
+    assert report.provenance["calibration"] is None
