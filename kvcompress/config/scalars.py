@@ -92,14 +92,19 @@ class _Pair(_Integer):
 class _Number(Option):
     low: float | None = None
     high: float | None = None
+    choices: tuple[float, ...] = ()
 
     def _kind(self) -> str:
+        if self.choices:
+            return f"one of {', '.join(f'{choice:g}' for choice in self.choices)}"
         return f"a finite number{_range(self.low, self.high)}"
 
     def _accept(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError("not a number")
         real = float(value)
+        if self.choices and real not in self.choices:
+            raise ValueError("not one of the choices")
         if not math.isfinite(real) or not _within(real, self.low, self.high):
             raise ValueError("out of range")
         return real
@@ -110,6 +115,8 @@ class _Number(Option):
     def _draw(self) -> SearchStrategy[float]:
         from hypothesis import strategies as st
 
+        if self.choices:
+            return st.sampled_from(self.choices)
         return st.floats(self.low, self.high, allow_nan=False, allow_infinity=False)
 
 
@@ -213,11 +220,21 @@ def number(
     *,
     low: float | None = None,
     high: float | None = None,
+    choices: Sequence[float] = (),
     optional: bool = False,
     help: str,
 ) -> Any:
-    """Declare a finite real number in ``[low, high]``, kept as a float."""
-    return option_field(_Number(default=default, low=low, high=high, optional=optional, help=help))
+    """Declare a finite real number in ``[low, high]``, or one of ``choices``, kept as a float."""
+    return option_field(
+        _Number(
+            default=default,
+            low=low,
+            high=high,
+            choices=tuple(choices),
+            optional=optional,
+            help=help,
+        )
+    )
 
 
 def fraction(default: float | None, help: str, *, optional: bool = False) -> Any:

@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import frozen
+from hypothesis import find
 
-from kvcompress.config import integer
+from kvcompress.config import config_strategy, integer, number, options_of
 from kvcompress.errors import ConfigError
 from tests.config.toy_options import Toy
 
@@ -69,3 +71,25 @@ def test_a_long_value_is_cut_short_in_the_error() -> None:
 def test_an_illegal_default_is_refused_when_it_is_declared() -> None:
     with pytest.raises(ConfigError, match=r"default must be an integer from 1 to 8 \(got 9\)"):
         integer(9, low=1, high=8, help="Bits.")
+
+
+@frozen(kw_only=True)
+class Rated:
+    rate: float = number(2.0, choices=(1.0, 1.25, 2.0), help="Rate.")
+
+
+@pytest.mark.parametrize("bad", [1.3, 0, float("nan"), "2", True, None])
+def test_a_number_may_be_one_of_a_few(bad: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Rated(rate=bad)
+    assert str(caught.value) == f"Rated: rate must be one of 1, 1.25, 2 (got {bad!r})"
+
+
+def test_the_few_are_read_and_drawn() -> None:
+    (option,) = options_of(Rated)
+    assert [option.parse(word) for word in ("1", "1.25", "2.0")] == [1.0, 1.25, 2.0]
+    assert type(Rated(rate=1).rate) is float
+    with pytest.raises(ConfigError, match=r"one of 1, 1.25, 2 \(got '1.3'\)"):
+        option.parse("1.3")
+    drawn = {find(config_strategy(Rated), lambda c, r=rate: c.rate == r).rate for rate in (1, 1.25)}
+    assert drawn == {1.0, 1.25}
