@@ -7,6 +7,7 @@ saved codes unreadable. The hash is the finaliser of SplitMix64 (Steele, Lea and
 from __future__ import annotations
 
 import hashlib
+import math
 
 import numpy as np
 
@@ -27,3 +28,9 @@ def hashed(count: int, *key: int | str) -> np.ndarray:
 def signs(count: int, *key: int | str) -> np.ndarray:
     """``count`` random signs, float32 -1 or 1."""
     return np.where(hashed(count, *key) >> np.uint64(63), -1.0, 1.0).astype(np.float32)
+
+
+def noise(shape: tuple[int, ...], *key: int | str) -> np.ndarray:
+    """Random numbers, uniform with mean 0 and variance 1, float32 of ``shape``."""
+    high = (hashed(math.prod(shape), *key) >> np.uint64(40)).astype(np.float64)
+    return ((high * 2.0**-24 - 0.5) * math.sqrt(12)).astype(np.float32).reshape(shape)

@@ -15,6 +15,7 @@ from attrs import field, frozen
 from kvcompress.errors import ConfigError
 from kvcompress.stages.base import Transform
 from kvcompress.stages.hashing import signs
+from kvcompress.stages.shared import shared_table
 
 # Sizes at which mx.hadamard_transform is orthonormal and its own inverse. At other sizes it may
 # need a transpose, be wrong, or abort the process: it must not be called there.
@@ -137,9 +138,7 @@ def _scale_table(scale: np.ndarray | mx.array) -> mx.array:
             f"ChannelScale: scale must be a finite positive array (heads, channels) "
             f"(got shape {values.shape})"
         )
-    table = mx.array(values[:, None, :])
-    mx.eval(table)
-    return table
+    return shared_table(values[:, None, :])
 
 
 @frozen(eq=False)

@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from kvcompress.stages.hashing import hashed, signs
+from kvcompress.stages.hashing import hashed, noise, signs
 
 
 def oracle(count: int, text: str) -> list[int]:
@@ -36,3 +36,15 @@ def test_keys_give_independent_streams() -> None:
 
 def test_a_shorter_stream_is_a_prefix() -> None:
     np.testing.assert_array_equal(hashed(100, 5)[:7], hashed(7, 5))
+
+
+def test_noise_has_mean_zero_and_variance_one() -> None:
+    x = noise((200, 50), "n", 3)
+    assert x.shape == (200, 50)
+    assert x.dtype == np.float32
+    assert abs(float(x.mean())) < 0.05
+    assert abs(float(x.var()) - 1) < 0.05
+    np.testing.assert_array_equal(x.reshape(-1)[:7], noise((7,), "n", 3))
+    scaled = oracle(7, "n:3")
+    expected = [((v >> 40) / 2**24 - 0.5) * 12**0.5 for v in scaled]
+    np.testing.assert_allclose(x.reshape(-1)[:7], expected, rtol=1e-6)

@@ -123,6 +123,11 @@ def test_a_scale_is_kept_for_each_head() -> None:
     assert stage.table_bytes == 32
 
 
+def test_equal_scales_are_one_table() -> None:
+    scale = np.geomspace(0.1, 10, 128).reshape(2, 64)
+    assert ChannelScale(scale).scale is ChannelScale(scale.copy()).scale
+
+
 @pytest.mark.parametrize("scale", [np.ones(4), np.zeros((2, 4)), np.full((2, 4), np.inf)])
 def test_scales_that_cannot_be_undone_are_refused(scale: np.ndarray) -> None:
     with pytest.raises(ConfigError, match="ChannelScale: scale must be"):
