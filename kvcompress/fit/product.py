@@ -1,0 +1,57 @@
+"""Codebooks of a product quantiser: of a whole layer, of a head, or of a head's sub-space."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcompress.errors import ConfigError
+from kvcompress.fit.kmeans import Clusters, kmeans
+
+Books = Literal["layer", "head", "sub-space"]
+BOOKS: tuple[Books, ...] = ("layer", "head", "sub-space")
+
+
+def fit_product(
+    rows: NDArray[np.floating[Any]],
+    sub_dim: int,
+    entries: int,
+    *,
+    books: Books,
+    points: int,
+    rounds: int,
+    seed: int,
+) -> Clusters:
+    """Fit codebooks to sub-vectors by k-means.
+
+    Args:
+        rows: ``(H, N, D)`` finite floats.
+        sub_dim: Channels of a sub-vector, ``s``, a divisor of ``D``.
+        entries: Entries of a codebook, ``K``.
+        books: What shares a codebook: all sub-vectors of the layer, those of a head, or those
+            at the same channels of a head.
+        points: Sub-vectors that a codebook is fitted to at most, spread evenly over what shares
+            it: first over heads and sub-spaces, then over tokens.
+        rounds: Rounds of k-means.
+        seed: As for :func:`kvcompress.fit.kmeans.kmeans`.
+
+    Returns:
+        Centroids ``(H or 1, D / s or 1, K, s)``, fit to be the codebook of a ``ProductVQ``.
+
+    Raises:
+        ConfigError: ``D`` is not divisible, or rows are empty or not finite.
+    """
+    H, N, D = rows.shape
+    if sub_dim < 1 or D % sub_dim:
+        raise ConfigError(f"fit_product: {D} channels are not divisible by sub_dim {sub_dim}")
+    cut = rows.reshape(H, N, D // sub_dim, sub_dim).swapaxes(1, 2)
+    if books == "layer":
+        cut = cut.reshape(1, 1, -1, sub_dim)
+    elif books == "head":
+        cut = cut.reshape(H, 1, -1, sub_dim)
+    count = cut.shape[2]
+    if count > points:
+        cut = cut[:, :, np.arange(points) * count // points]
+    return kmeans(cut, entries, seed=seed, rounds=rounds)
