@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import mlx.core as mx
 from attrs import define
 
+from kvcompress.attention.exponential import exponential
 from kvcompress.attention.masks import Mask, apply_mask, check_mask, segment_mask
 from kvcompress.attention.segments import Segment
 from kvcompress.codec import KVCodec
@@ -38,7 +39,7 @@ class _Running:
 
     def rescale(self, peak: mx.array) -> None:
         """Move to a new maximum."""
-        factor = mx.exp(self.peak - peak)
+        factor = exponential(self.peak - peak)
         self.peak = peak
         self.total = self.total * factor
         self.exact = None if self.exact is None else self.exact * factor
@@ -149,7 +150,7 @@ def _absorb(run: _Running | None, group: list[Segment], scores: list[mx.array]) 
     else:
         run.rescale(mx.maximum(run.peak, peak))
     for segment, s in zip(group, scores, strict=True):
-        weights = mx.exp(s - run.peak)
+        weights = exponential(s - run.peak)
         run.total = run.total + weights.sum(axis=-1, keepdims=True)
         run.add(segment, weights)
     return run

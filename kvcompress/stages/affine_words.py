@@ -1,9 +1,8 @@
 """Attention on packed codes that stand for ``scale * code + bias``.
 
-On a GPU ``mx.quantized_matmul`` reads the words as they are. On a CPU the codes are widened to
-float32 for an ordinary product: with a fast BLAS that is even with the kernel for one token's
-queries (scores up to twice as fast, weighted sums up to twice as slow), and 2 to 16 times as fast
-for a chunk's.
+On a GPU ``mx.quantized_matmul`` reads the words as they are. On a CPU it sums weighted rows fast
+where rows of weights are few and codes fill bytes evenly; for all else codes are widened to float32
+for an ordinary product, which a fast BLAS does 2 to 16 times as fast as the kernel.
 """
 
 from __future__ import annotations
@@ -17,6 +16,9 @@ from kvcompress.stages.pack import unpack
 
 KERNEL_BITS = (2, 3, 4, 5, 6, 8)
 KERNEL_GROUPS = (128, 64, 32)
+
+# Rows of weights up to which a CPU's kernel is at least even with widening, by bits; measured.
+_CPU_MIX_ROWS = {2: 1, 4: 4, 6: 4, 8: 4}
 
 
 def on_cpu() -> bool:
@@ -77,7 +79,8 @@ class AffineWords:
         self, weights: mx.array, words: mx.array, scales: mx.array, biases: mx.array
     ) -> mx.array:
         """``(B, H, M, T)`` float32 weights over the rows: ``(B, H, M, dim)``."""
-        if self.kernel_group and not on_cpu():
+        few = weights.shape[2] <= _CPU_MIX_ROWS.get(self.bits, 0)
+        if self.kernel_group and (few or not on_cpu()):
             return self._kernel(weights, words, scales, biases, transpose=False)
         if self._decodes(weights):
             return weights @ self.decode(words, scales, biases)
