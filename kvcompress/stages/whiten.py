@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from kvcompress.errors import ConfigError
 from kvcompress.layers import Rotary
+from kvcompress.stages.linear import Linear
 from kvcompress.stages.pairs import join_pairs, split_pairs
 
 Float64 = NDArray[np.float64]
 
-_ROWS = 32  # tokens of one matrix product
 _JITTER = 1e-6  # of the mean variance, added to every channel's
 
 
@@ -97,60 +97,20 @@ def _definite(blocks: Float64) -> Float64:
     return np.asarray(metric)
 
 
-@frozen(eq=False)
-class Whiten:
-    """``z = x L`` in blocks of neighbouring channels; queries take ``L^-T``.
+def whitening(moment: NDArray[np.floating[Any]], size: int) -> Linear:
+    """``z = x L`` in blocks of neighbouring channels.
 
     Where the blocks are the sub-vectors of a product code, a metric of the quantiser does the
     same and leaves nothing to undo: see :class:`kvcompress.stages.product_vq.ProductVQ`.
 
-    Attributes:
-        factor: ``(H, D / s, s, s)`` float32, ``L``.
-        back: ``(H, D / s, s, s)`` float32, ``L^-1``.
+    Args:
+        moment: ``(H, D, D)``, second moments of the queries.
+        size: Channels of a block; ``D`` for the whole matrix.
+
+    Raises:
+        ConfigError: As :func:`block_metric`.
     """
-
-    factor: mx.array
-    back: mx.array
-
-    @classmethod
-    def of(cls, moment: NDArray[np.floating[Any]], size: int) -> Whiten:
-        """From second moments ``(H, D, D)``, in blocks of ``size`` channels.
-
-        Raises:
-            ConfigError: As :func:`block_metric`.
-        """
-        return cls(*_factors(block_metric(moment, size)))
-
-    @property
-    def dim(self) -> int:
-        """Channels, ``D``."""
-        return int(self.factor.shape[1] * self.factor.shape[2])
-
-    @property
-    def table_bytes(self) -> int:
-        """Bytes of both factors."""
-        return int(self.factor.nbytes + self.back.nbytes)
-
-    def forward(self, x: mx.array) -> mx.array:
-        """``x L`` for ``(B, H, T, D)`` float32."""
-        return self._apply(x, self.factor)
-
-    def inverse(self, z: mx.array) -> mx.array:
-        """``z L^-1``."""
-        return self._apply(z, self.back)
-
-    def query(self, q: mx.array) -> mx.array:
-        """``q L^-T``."""
-        return self._apply(q, self.back.swapaxes(-1, -2))
-
-    def _apply(self, x: mx.array, blocks: mx.array) -> mx.array:
-        # Products of one shape, however many tokens come together: the round-off of a product
-        # depends on its shape, and so would the codes of what comes out.
-        B, H, T, D = x.shape
-        padded = mx.pad(x, [(0, 0), (0, 0), (0, -T % _ROWS), (0, 0)])
-        cut = padded.reshape(B, H, -1, _ROWS, D // blocks.shape[-1], blocks.shape[-1])
-        out = (cut.swapaxes(3, 4) @ blocks[:, None]).swapaxes(3, 4)
-        return out.reshape(B, H, -1, D)[:, :, :T]
+    return Linear.of(np.linalg.cholesky(block_metric(moment, size)))
 
 
 @frozen(eq=False)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from kvcompress.errors import ConfigError
 from kvcompress.layers import Rotary
 from kvcompress.stages.base import Transform
+from kvcompress.stages.linear import Linear
 from kvcompress.stages.product_vq import ProductVQ
-from kvcompress.stages.whiten import Whiten, WhitenPairs, block_metric, rotated_moment
+from kvcompress.stages.whiten import WhitenPairs, block_metric, rotated_moment, whitening
 from tests.stages.vq_cases import HEADS, cut, normal, product, rows
 
 
@@ -23,10 +24,10 @@ def moments(dim: int, seed: int = 0) -> np.ndarray:
     return np.asarray(q.swapaxes(1, 2) @ q / (40 * dim))
 
 
-def make(kind: str, moment: np.ndarray) -> Whiten | WhitenPairs:
+def make(kind: str, moment: np.ndarray) -> Linear | WhitenPairs:
     if kind in ("pairs", "traditional pairs"):
         return WhitenPairs.of(moment, Rotary(12, kind == "traditional pairs"))
-    return Whiten.of(moment, int(kind))
+    return whitening(moment, int(kind))
 
 
 KINDS = ["1", "2", "4", "16", "pairs", "traditional pairs"]
@@ -86,7 +87,7 @@ def test_nearest_after_whitening_is_nearest_in_the_score(size: int, seed: int) -
     metric = block_metric(moment, size)
     loss = np.einsum("bhtnki,hnij,bhtnkj->bhtnk", e, metric, e)
 
-    stage = Whiten.of(moment, size)
+    stage = whitening(moment, size)
     through = ProductVQ(mx.array(book) @ stage.factor).encode(stage.forward(x))
     direct = ProductVQ(book, metric=metric).encode(x)
     for codes in (through, direct):
@@ -130,14 +131,14 @@ def test_queries_alike_in_all_channels_change_nothing(kind: str, scale: float) -
 
 def test_moments_of_too_few_queries_are_made_definite() -> None:
     q = normal(HEADS, 1, 16)
-    stage = Whiten.of(q.swapaxes(1, 2) @ q, 16)
+    stage = whitening(q.swapaxes(1, 2) @ q, 16)
     x = rows(16, 8)
     assert mx.isfinite(stage.inverse(stage.forward(x))).all().item()
     assert np.isfinite(np.array(stage.back)).all()
 
 
 def test_bytes_are_those_of_the_factors() -> None:
-    stage = Whiten.of(moments(16), 4)
+    stage = whitening(moments(16), 4)
     assert stage.table_bytes == 2 * HEADS * 4 * 4 * 4 * 4
     assert make("pairs", moments(16)).table_bytes == 4 * HEADS * (2 * 3 * 6 + 4)
     x = rows(16, 3)
@@ -158,4 +159,4 @@ def test_bytes_are_those_of_the_factors() -> None:
 )
 def test_what_is_no_second_moment_is_refused(moment: np.ndarray, size: int, message: str) -> None:
     with pytest.raises(ConfigError, match=f"whiten: .*{message}"):
-        Whiten.of(moment, size)
+        whitening(moment, size)
