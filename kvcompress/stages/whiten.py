@@ -25,7 +25,7 @@ Float64 = NDArray[np.float64]
 _JITTER = 1e-6  # of the mean variance, added to every channel's
 
 
-def block_metric(moment: NDArray[np.floating[Any]], size: int) -> Float64:
+def block_metric(moment: NDArray[np.floating[Any]], size: int, ridge: float = _JITTER) -> Float64:
     """The diagonal blocks of second moments, scaled to a mean variance of 1 and made definite.
 
     A moment in proportion to the identity gives the identity exactly.
@@ -33,6 +33,7 @@ def block_metric(moment: NDArray[np.floating[Any]], size: int) -> Float64:
     Args:
         moment: ``(H, D, D)`` symmetric, of the queries of each KV head's group.
         size: Channels of a block, ``s``, a divisor of ``D``; ``D`` for the whole matrix.
+        ridge: Variance added to every channel, as a part of the mean variance.
 
     Returns:
         ``(H, D / s, s, s)`` float64, fit to be the metric of a ``ProductVQ``.
@@ -45,7 +46,7 @@ def block_metric(moment: NDArray[np.floating[Any]], size: int) -> Float64:
     if size < 1 or D % size:
         raise ConfigError(f"whiten: {D} channels are not divisible by the block size {size}")
     cut = scaled.reshape(H, D // size, size, D // size, size)
-    return _definite(np.einsum("hiaib->hiab", cut))
+    return _definite(np.einsum("hiaib->hiab", cut), ridge)
 
 
 def rotated_moment(
@@ -89,9 +90,9 @@ def _scaled(moment: NDArray[np.floating[Any]]) -> Float64:
     return np.asarray((wide + wide.swapaxes(1, 2)) / (2 * scale[:, None, None]))
 
 
-def _definite(blocks: Float64) -> Float64:
+def _definite(blocks: Float64, ridge: float = _JITTER) -> Float64:
     """With a little more variance in every channel, and as much less in all."""
-    metric = (blocks + _JITTER * np.eye(blocks.shape[-1])) / (1.0 + _JITTER)
+    metric = (blocks + ridge * np.eye(blocks.shape[-1])) / (1.0 + ridge)
     if not (np.linalg.eigvalsh(metric) > 0).all():
         raise ConfigError("whiten: moments must not have negative directions")
     return np.asarray(metric)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
@@ -15,13 +14,13 @@ from kvcompress.errors import ConfigError
 from kvcompress.layers import LayerSpec
 from kvcompress.method import Method, calibration_field
 from kvcompress.stages.centre import fixed_centre
+from kvcompress.stages.linear import Linear
 from kvcompress.stages.product_vq import ProductVQ
 from kvcompress.stages.rope import PreRope, RopePolicy
 from kvcompress.stages.shared import shared_table
-from kvcompress.stages.transform import Identity
 from kvcompress.stages.vq_coder import VQCoder
 from kvcompress.stages.windowed import WindowedRope
-from kvcompress_a2ats.tables import fit_books, metric_of
+from kvcompress_a2ats.tables import fit_tables
 
 Tables = dict[str, NDArray[Any]]
 
@@ -64,9 +63,9 @@ class A2ATS(Method):
         return 1 << self.codebook_bits
 
     def fit(self, samples: LayerSamples, *, seed: int) -> Tables:
-        """Codebooks of the centred keys, in the queries' metric, and of the centred values."""
+        """Maps and codebooks of the centred keys, for the queries, and of the centred values."""
         self._check_layer(samples.layer)
-        return fit_books(
+        return fit_tables(
             samples,
             size=self.sub_dim,
             entries=self.centroids,
@@ -86,18 +85,16 @@ class A2ATS(Method):
         self._check_layer(layer)
         calibration = calibration_of(self)
         tables, moments = calibration.tables(self, layer), calibration.moments(layer)
-        metric = None
-        if self.use_query_aware:
-            metric = shared_table(metric_of(layer, moments, self.sub_dim))
-        keys = ProductVQ(shared_table(tables["keys"]), metric=metric)
-        return KVCodec(
-            layer=layer,
-            keys=self._pipeline(keys, layer, moments.key_mean),
-            values=self._pipeline(
-                ProductVQ(shared_table(tables["values"])), layer, moments.value_mean
-            ),
-            rope=self._rope(),
+        means = {"key": moments.key_mean, "value": moments.value_mean}
+        keys, values = (
+            Pipeline(
+                Linear.of(tables[f"{part}_map"][:, None]),
+                VQCoder(ProductVQ(shared_table(tables[f"{part}_books"])), layer.kv_heads),
+                fixed_centre(mean),
+            )
+            for part, mean in means.items()
         )
+        return KVCodec(layer=layer, keys=keys, values=values, rope=self._rope())
 
     def _check_layer(self, layer: LayerSpec) -> None:
         where = f"layer {layer.index}"
@@ -111,12 +108,6 @@ class A2ATS(Method):
                 raise ConfigError(
                     f"a2ats: {name} {dim} is not divisible by sub_dim {self.sub_dim} ({where})"
                 )
-
-    def _pipeline(
-        self, quantiser: ProductVQ, layer: LayerSpec, mean: NDArray[np.float32]
-    ) -> Pipeline:
-        coder = VQCoder(quantiser, layer.kv_heads)
-        return Pipeline(Identity(quantiser.dim), coder, fixed_centre(mean))
 
     def _rope(self) -> RopePolicy:
         if self.rope == "exact":

@@ -1,4 +1,4 @@
-"""What a calibration gives a2ats: the queries' metric, and codebooks that are best under it."""
+"""What a calibration gives a2ats: maps that whiten by the queries, and codebooks after them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcompress.calibrate import LayerMoments, LayerSamples
+from kvcompress.fit.balance import balanced_rotation
 from kvcompress.fit.kmeans import kmeans
 from kvcompress.layers import LayerSpec
 from kvcompress.stages.whiten import block_metric, rotated_moment
@@ -17,41 +18,43 @@ Float64 = NDArray[np.float64]
 DISTANCES: Final = tuple(int(d) for d in np.unique(np.geomspace(64, 8192, 64).astype(int)))
 """Distances over which queries are averaged: alike for every form of rope, so codes are too."""
 
+RIDGE: Final = 0.1
+"""Variance added to the queries', in parts of the mean: they are those of one text."""
 
-def metric_of(layer: LayerSpec, moments: LayerMoments, size: int) -> Float64:
-    """``H = E[q^T q]`` of the queries as far keys meet them, in blocks: ``(H, D / s, s, s)``."""
+ROUNDS: Final = 12  # of k-means; more lowers no error on other text
+
+
+def whitener(layer: LayerSpec, moments: LayerMoments) -> Float64:
+    """``L`` with ``E[q^T q] = L L^T`` of the queries as far keys meet them, ``(H, D, D)``."""
     moment: NDArray[Any] = moments.query_moment
     if layer.rotary is not None:
         moment = rotated_moment(moment, layer.rotary, DISTANCES)
-    return block_metric(moment, size)
+    metric = block_metric(moment, layer.head_dim, RIDGE)[:, 0]
+    return np.asarray(np.linalg.cholesky(metric))
 
 
-def fit_books(
+def fit_tables(
     samples: LayerSamples, *, size: int, entries: int, query_aware: bool, seed: int
 ) -> dict[str, NDArray[Any]]:
-    """Codebooks ``(H, D / s, entries, s)`` float16 of a layer's centred keys and values.
+    """Maps ``(H, D, D)`` and codebooks ``(H, D / s, entries, s)``, all float16.
 
-    Keys are clustered after ``z = k L`` with ``H = L L^T`` and turned back (Eq. 15 to 18).
+    Keys are clustered after ``z = k L R``: ``L`` makes least squares the error of scores (Eq. 15 to
+    17), the rotation ``R`` deals out the variance to the sub-vectors. Values have the rotation
+    alone.
     """
     moments = samples.moments
-    keys = _cut(samples.keys - moments.key_mean, size)
-    values = _cut(samples.values - moments.value_mean, size)
-    if query_aware:
-        factor = np.linalg.cholesky(metric_of(samples.layer, moments, size))
-        keys = keys @ factor
-    key_books = kmeans(keys, entries, seed=seed)
-    value_books = kmeans(values, entries, seed=seed + 1)
-    books = key_books.centroids.astype(np.float64)
-    if query_aware:
-        books = books @ np.linalg.inv(factor)
-    return {
-        "keys": books.astype(np.float16),
-        "values": value_books.centroids.astype(np.float16),
-        "report.dead_centroids": np.array(key_books.dead.sum() + value_books.dead.sum()),
-    }
-
-
-def _cut(rows: NDArray[np.float32], size: int) -> Float64:
-    """``(N, H, D)`` to sub-vectors ``(H, D / s, N, s)``."""
-    N, H, D = rows.shape
-    return rows.astype(np.float64).reshape(N, H, D // size, size).transpose(1, 2, 0, 3)
+    keys = (samples.keys - moments.key_mean).swapaxes(0, 1).astype(np.float64)
+    values = (samples.values - moments.value_mean).swapaxes(0, 1).astype(np.float64)
+    factor = whitener(samples.layer, moments) if query_aware else None
+    fitted: dict[str, NDArray[Any]] = {}
+    dead = 0
+    for place, (part, rows, before) in enumerate([("key", keys, factor), ("value", values, None)]):
+        turned = rows if before is None else rows @ before
+        rotation = balanced_rotation(turned.swapaxes(1, 2) @ turned / turned.shape[1], size)
+        whole = (rotation if before is None else before @ rotation).astype(np.float16)
+        H, N, D = rows.shape
+        cut = (rows @ whole.astype(np.float64)).reshape(H, N, D // size, size).swapaxes(1, 2)
+        books = kmeans(cut, entries, seed=seed + place, rounds=ROUNDS)
+        dead += int(books.dead.sum())
+        fitted |= {f"{part}_map": whole, f"{part}_books": books.centroids.astype(np.float16)}
+    return {**fitted, "report.dead_centroids": np.array(dead)}
