@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -12,9 +11,9 @@ import typer
 
 if TYPE_CHECKING:
     from kvcompress.compare import Protocol, Report
+    from kvcompress.compare.score_report import ScoreReport
 
-SUFFIXES = {".md": "md", ".csv": "csv", ".json": "json", ".txt": "table"}
-"""Formats by the suffix of the file they go to."""
+QUICK = "quick"
 
 
 def compare(
@@ -35,7 +34,7 @@ def compare(
     text: Annotated[
         str, typer.Option(help="prose-eval, code-eval, a file or a folder.")
     ] = "prose-eval",
-    protocol: Annotated[str, typer.Option(help="quick or standard.")] = "quick",
+    protocol: Annotated[str, typer.Option(help="quick or standard.")] = QUICK,
     context: Annotated[
         int | None, typer.Option(help="Tokens read before the first scored one.")
     ] = None,
@@ -62,54 +61,80 @@ def compare(
     plot: Annotated[
         Path | None, typer.Option(help="Draw quality against memory into this file.")
     ] = None,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Compare errors of attention's scores instead: local_recency or "
+            "long_range_dependent (made-up keys, no model), or recorded (the model's own). May be "
+            "given several times."
+        ),
+    ] = None,
 ) -> None:
     """Measure methods on a real model: quality, memory, speed; one process a row.
 
     Exits with status 1 if a row failed.
     """
-    from kvcompress.compare import DEFAULT_METHODS
-    from kvcompress.compare import compare as run
-    from kvcompress.compare.plot import require_matplotlib, save_plot
-    from kvcompress.compare.progress import Progress
+    from kvcompress.cli.output import deliver, format_of, must_be_writable
 
-    shape = _format(format_, out)
-    if plot is not None:
-        require_matplotlib()  # before the work, not after it
+    shape = format_of(format_, out)
     for path in (out, json_, plot):
         if path is not None:
-            _must_be_writable(path)
-    report = run(
-        method or DEFAULT_METHODS,
-        model=model,
-        dtype=dtype,
-        text=text,
-        protocol=_protocol(protocol, context),
-        calibration=None if calibration is None else str(calibration),
-        row_seconds=timeout,
-        command=shlex.join(["kvcompress", *sys.argv[1:]]),
-        observer=Progress(),
-    )
-    _deliver(report, shape, out)
+            must_be_writable(path)
+    command = shlex.join(["kvcompress", *sys.argv[1:]])
+    report: Report | ScoreReport
+    if workload:
+        from kvcompress.compare import score_render
+        from kvcompress.compare.scores import SCORE_METHODS, compare_scores
+
+        _refuse_beside_workload(protocol, context, calibration, plot)
+        scores = compare_scores(
+            workload, method or SCORE_METHODS, model=model, dtype=dtype, text=text, command=command
+        )
+        deliver(scores, shape, out, score_render.print_table, score_render.TEXT_FORMATS)
+        report = scores
+    else:
+        from kvcompress.compare import DEFAULT_METHODS, render
+        from kvcompress.compare import compare as run
+        from kvcompress.compare.plot import require_matplotlib, save_plot
+        from kvcompress.compare.progress import Progress
+
+        if plot is not None:
+            require_matplotlib()  # before the work, not after it
+        measured = run(
+            method or DEFAULT_METHODS,
+            model=model,
+            dtype=dtype,
+            text=text,
+            protocol=_protocol(protocol, context),
+            calibration=None if calibration is None else str(calibration),
+            row_seconds=timeout,
+            command=command,
+            observer=Progress(),
+        )
+        deliver(measured, shape, out, render.print_table, render.TEXT_FORMATS)
+        report = measured
+        if plot is not None:
+            save_plot(measured, plot)
     if json_ is not None:
         json_.write_text(report.to_json(), encoding="utf-8")
-    if plot is not None:
-        save_plot(report, plot)
     if report.failed:
         raise typer.Exit(1)
 
 
-def _format(asked: str | None, out: Path | None) -> str:
-    from kvcompress.compare.render import TEXT_FORMATS
+def _refuse_beside_workload(
+    protocol: str, context: int | None, calibration: Path | None, plot: Path | None
+) -> None:
     from kvcompress.errors import ConfigError
 
-    legal = ("table", *TEXT_FORMATS)
-    if asked is None and out is not None:
-        return SUFFIXES.get(out.suffix.lower(), "md")
-    if asked is None:
-        return "table" if sys.stdout.isatty() else "md"
-    if asked not in legal:
-        raise ConfigError(f"compare: --format must be one of {', '.join(legal)} (got {asked!r})")
-    return asked
+    given = {
+        "--protocol": protocol != QUICK,
+        "--context": context is not None,
+        "--calibration": calibration is not None,
+        "--plot": plot is not None,
+    }
+    for option, there in given.items():
+        if there:
+            raise ConfigError(f"compare: {option} has no part in --workload; leave one of them out")
 
 
 def _protocol(name: str, context: int | None) -> Protocol:
@@ -124,28 +149,3 @@ def _protocol(name: str, context: int | None) -> Protocol:
         )
     chosen = PROTOCOLS[name]
     return chosen if context is None else attrs.evolve(chosen, context=context)
-
-
-def _must_be_writable(path: Path) -> None:
-    from kvcompress.errors import ConfigError
-
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"compare: {path} is not a file that can be written")
-
-
-def _deliver(report: Report, shape: str, out: Path | None) -> None:
-    from rich.console import Console
-
-    from kvcompress.compare.render import TEXT_FORMATS, print_table
-
-    if out is None:
-        if shape == "table":
-            print_table(report, Console(width=None if sys.stdout.isatty() else 160))
-        else:
-            sys.stdout.write(TEXT_FORMATS[shape](report))
-        return
-    with out.open("w", encoding="utf-8") as file:
-        if shape == "table":
-            print_table(report, Console(file=file, width=160))
-        else:
-            file.write(TEXT_FORMATS[shape](report))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kvcompress.cli.options import MethodSpec, parse_method
+from kvcompress.config import options_of
 from kvcompress.errors import CalibrationRequired, ConfigError
 
 if TYPE_CHECKING:
@@ -15,13 +17,18 @@ if TYPE_CHECKING:
     from kvcompress.method import CompressionMethod
 
 
-def method_of(words: str, calibration: str | Calibration | None = None) -> CompressionMethod:
+def method_of(
+    words: str,
+    calibration: str | Calibration | None = None,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> CompressionMethod:
     """The method that words stand for.
 
     Args:
         words: A method with its options, one value each.
         calibration: The path of a file, or what it holds; for a method that takes one and was
             not given one in ``words``.
+        defaults: Options that hold unless ``words`` say otherwise, for a method that has them.
 
     Raises:
         ConfigError: The words stand for several configurations, or an option is not legal.
@@ -33,8 +40,11 @@ def method_of(words: str, calibration: str | Calibration | None = None) -> Compr
     if len(specs) != 1:
         raise ConfigError(f"{words!r} stands for {len(specs)} configurations; one is wanted")
     [spec] = specs
-    options: dict[str, Any] = dict(spec.options)
-    if calibration and "calibration" in inspect.signature(method_class(spec.name)).parameters:
+    cls = method_class(spec.name)
+    known = {option.name for option in options_of(cls)}
+    options: dict[str, Any] = {name: defaults[name] for name in known.intersection(defaults)}
+    options |= spec.options
+    if calibration and "calibration" in inspect.signature(cls).parameters:
         options.setdefault("calibration", calibration)
     return get_method(spec.name, **options)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from kvcompress.compare.columns import columns_of
@@ -42,10 +42,9 @@ def markdown(report: Report) -> str:
     """The table as Markdown, with title and legend."""
     columns = columns_of(report)
     head = ("method", *(column.title for column in columns))
-    lines = [f"**{title(report)}**", "", _piped(head), _piped(["---", *["---:" for _ in columns]])]
+    lines = [f"**{title(report)}**", "", piped(head), piped(["---", *["---:" for _ in columns]])]
     lines += [
-        _piped([f"`{row.method}`", *(column.cell(row) for column in columns)])
-        for row in report.rows
+        piped([f"`{row.method}`", *(column.cell(row) for column in columns)]) for row in report.rows
     ]
     lines += ["", *(f"- `{row.method}` failed: {row.error}" for row in report.failed)]
     lines += [f"- {line}" for line in legend(report)]
@@ -125,7 +124,8 @@ def _full_precision_note(dtype: str) -> str:
     return ", so full precision in float32 shows 0.5x"
 
 
-def _piped(cells: list[str] | tuple[str, ...]) -> str:
+def piped(cells: Sequence[str]) -> str:
+    """A row of a Markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -121,6 +121,48 @@ def test_mistakes_are_told_before_anything_runs(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("shape", "start"),
+    [
+        ("table", "local_recency: "),
+        ("md", "**local_"),
+        ("csv", "workload,tokens,"),
+        ("json", "{\n"),
+    ],
+)
+def test_workloads_have_every_format_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, shape: str, start: str
+) -> None:
+    words = ("--workload", "local_recency", "--method", "turboquant:bits=2", "--format", shape)
+    code, out, err = call(capsys, "compare", *words, "--json", str(tmp_path / "r.json"))
+    assert (code, err) == (0, "")
+    assert out.startswith(start)
+    assert "turboquant:bits=2" in out
+    stored = json.loads((tmp_path / "r.json").read_text())
+    assert [row["tokens"] for row in stored["rows"]] == [200, 400]
+
+
+def test_a_workload_that_a_method_fails_ends_with_status_1(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ("--workload", "long_range_dependent", "--method", "fp16")
+    code, out, _ = call(capsys, "compare", *words, "--out", str(tmp_path / "r.md"))
+    assert (code, out) == (1, "")
+    assert "fp16 failed: ConfigError" in (tmp_path / "r.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--context", "99"), ("--protocol", "standard"), ("--calibration", "c"), ("--plot", "p.png")],
+)
+def test_what_has_no_part_in_a_workload_is_refused(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, str]
+) -> None:
+    code, out, err = call(capsys, "compare", "--workload", "local_recency", *words)
+    assert (code, out) == (2, "")
+    assert err == f"error: compare: {words[0]} has no part in --workload; leave one of them out\n"
+
+
 def test_a_real_comparison_from_the_command_line(
     capsys: pytest.CaptureFixture[str], tiny_model: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""A small made-up report."""
+"""Small made-up reports."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import attrs
 
 from kvcompress.compare.protocol import QUICK
 from kvcompress.compare.report import Report, Row
+from kvcompress.compare.score_report import ScoreReport, ScoreRow
 
 
 def measured(method: str, bits: float, kl: float) -> Row:
@@ -48,4 +49,34 @@ def sample_report() -> Report:
         ),
         {"surprise": {"title": "surprise", "help": "how surprised it is"}},
         {"started": "2030-01-01T00:00:00+00:00", "seconds": 60.0},
+    )
+
+
+def sample_scores() -> ScoreReport:
+    """A small made-up comparison of scores."""
+
+    def row(workload: str, tokens: int, method: str, factor: float) -> ScoreRow:
+        measures = {
+            "all": 0.0125 * factor,
+            "recent": 0.0,
+            "older": 0.02 * factor,
+            "exact_rope": 0.0125,
+            "key_error": 0.03,
+            "coded": 176.0,
+            "ratio": factor,
+        }
+        return ScoreRow(workload, tokens, method, {"b": 2048}, "", measures, {"seed 0": measures})
+
+    about = {"text": {"name": "prose-eval"}, "fitted_to": {"name": "prose-calibration"}}
+    about["model"] = {"name": "tiny", "dtype": "float32"}
+    return ScoreReport(
+        {"workloads": {"local_recency": {"seeds": [0, 1]}, "recorded": about}},
+        (
+            row("local_recency", 200, "a2ats:rope=exact", 1.0),
+            row("local_recency", 200, "a2ats:rope=single", 8.125),
+            ScoreRow("local_recency", 200, "toy|x", error="ConfigError: toy: no"),
+            ScoreRow("local_recency", 400, "toy|x", error="ConfigError: toy: no"),
+            row("recorded", 400, "a2ats:rope=exact", 1.0),
+        ),
+        {"started": "2030-01-01T00:00:00+00:00", "seconds": 3.0},
     )
