@@ -42,7 +42,7 @@ class Calibrated(Protocol):
     fit_options: ClassVar[tuple[str, ...]]
 
     def fit(self, samples: LayerSamples, *, seed: int) -> dict[str, np.ndarray]:
-        """Return the method's tables for one layer.
+        """Return the method's tables for one layer; called for several layers at once, in threads.
 
         They are kept in the dtype they have: return codebooks as float16 where that will do, and
         measure distances to the rounded entries. Names that begin with ``report.`` are single

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import mlx.core as mx
@@ -27,24 +29,28 @@ def fit_layers(
     key = fit_key(method)
     step = f"fitting {key.method} {key.settings}".rstrip()
     tables, report = {}, {}
-    for done, one in enumerate(samples):
-        if progress:
-            progress(step, done, len(samples))
-        index = one.layer.index
-        fitted = method.fit(one, seed=seed_of(key, index, seed))
-        where = f"{method.name}: fit of layer {index}"
-        if not isinstance(fitted, Mapping):
-            raise BrokenPlugin(f"{where} must return a dict (got {type(fitted).__name__})")
-        tables[index] = {
-            name: _table(where, name, table)
-            for name, table in fitted.items()
-            if not name.startswith(REPORT)
-        }
-        report[index] = {
-            name.removeprefix(REPORT): rounded(number)
-            for name, number in fitted.items()
-            if name.startswith(REPORT)
-        }
+    # NumPy lets go of the interpreter while it computes: layers are fitted side by side.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        fits = pool.map(
+            lambda one: method.fit(one, seed=seed_of(key, one.layer.index, seed)), samples
+        )
+        for done, (one, fitted) in enumerate(zip(samples, fits, strict=True)):
+            if progress:
+                progress(step, done, len(samples))
+            index = one.layer.index
+            where = f"{method.name}: fit of layer {index}"
+            if not isinstance(fitted, Mapping):
+                raise BrokenPlugin(f"{where} must return a dict (got {type(fitted).__name__})")
+            tables[index] = {
+                name: _table(where, name, table)
+                for name, table in fitted.items()
+                if not name.startswith(REPORT)
+            }
+            report[index] = {
+                name.removeprefix(REPORT): rounded(number)
+                for name, number in fitted.items()
+                if name.startswith(REPORT)
+            }
     if progress:
         progress(step, len(samples), len(samples))
     return Fit(key, tables, report)
