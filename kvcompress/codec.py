@@ -73,6 +73,8 @@ class KVCodec:
         keys: The key pipeline.
         values: The value pipeline.
         rope: The frame in which keys are coded, and how queries meet them.
+        attend_fraction: How much of the coded tokens a step of few queries reads, above 0; 1 reads
+            all (:mod:`kvcompress.attention.selection`).
         schema: What is stored, derived from the pipelines.
     """
 
@@ -80,10 +82,15 @@ class KVCodec:
     keys: Pipeline
     values: Pipeline
     rope: RopePolicy = field(factory=PostRope)
+    attend_fraction: float = 1.0
     schema: Schema = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         layer = self.layer
+        if not 0 < self.attend_fraction <= 1:
+            raise ConfigError(
+                f"codec: attend_fraction must be above 0 and at most 1 (got {self.attend_fraction})"
+            )
         for name, pipeline, dim in (
             ("keys", self.keys, layer.head_dim),
             ("values", self.values, layer.value_dim),

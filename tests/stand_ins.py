@@ -65,6 +65,7 @@ class StandIn:
     steps: float = 2.0**20
     warmup: int = 0
     rope: RopePolicy = field(factory=PostRope)
+    attend_fraction: float = 1.0
     name: str = "stand-in"
     fingerprint: str = "stand-in"
 
@@ -83,6 +84,7 @@ class StandIn:
             Pipeline(Same(layer.head_dim), keys, centre),
             Pipeline(Same(layer.value_dim), values, centre),
             self.rope,
+            self.attend_fraction,
         )
 
 

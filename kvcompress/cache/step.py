@@ -6,7 +6,7 @@ from functools import cached_property
 
 import mlx.core as mx
 
-from kvcompress.attention import CodedSegment, ExactSegment, Segment, attend
+from kvcompress.attention import CodedSegment, ExactSegment, Segment, attend, unread_share
 from kvcompress.attention.masks import Mask
 from kvcompress.codec import Codes, KVCodec
 from kvcompress.stages.base import Fields
@@ -98,6 +98,27 @@ class Step:
                 budget=self._budget,
             )
         return self._settled(out)
+
+    def unread_share(
+        self,
+        queries: mx.array,
+        *,
+        scale: float,
+        mask: Mask = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """The share of softmax weight that :meth:`attend` does not read, ``(B, Hq, L)``."""
+        if not self._blocks:
+            return mx.zeros(queries.shape[:3])
+        return unread_share(
+            queries,
+            self._segments(),
+            self._codec,
+            scale=scale,
+            mask=mask,
+            sinks=sinks,
+            budget=self._budget,
+        )
 
     def _settled(self, out: mx.array) -> mx.array:
         """Tie what the cache stores to the output, so that no layer's chunk outlives its layer."""

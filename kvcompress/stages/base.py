@@ -94,7 +94,8 @@ class Coder(Protocol):
     """Vectors to stored fields and back; attention may read the fields directly.
 
     Laws: fields have the shapes and dtypes that ``fields`` declares; ``scores(q, f)`` equals
-    ``q . decode(f)`` and ``mix(p, f)`` equals ``p @ decode(f)`` up to round-off.
+    ``q . decode(f)`` and ``mix(p, f)`` equals ``p @ decode(f)`` up to round-off. A field that heads
+    share may also be read with a row for each head, where each reads other tokens.
     """
 
     @property
