@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
 from kvcompress.calibrate import LayerSamples, calibration_of
 from kvcompress.codec import KVCodec, Pipeline
-from kvcompress.config import boolean, choice, integer, number
+from kvcompress.config import array, boolean, choice, fraction, illegal, integer, number
 from kvcompress.errors import ConfigError
 from kvcompress.layers import LayerSpec
 from kvcompress.method import Method, calibration_field
+from kvcompress.stages.blended_vq import BlendedVQ
 from kvcompress.stages.centre import fixed_centre
 from kvcompress.stages.linear import Linear
 from kvcompress.stages.product_vq import ProductVQ
 from kvcompress.stages.rope import PreRope, RopePolicy
 from kvcompress.stages.shared import shared_table
+from kvcompress.stages.tables import TableQuantiser
+from kvcompress.stages.transform import Identity
 from kvcompress.stages.vq_coder import VQCoder
+from kvcompress.stages.whiten import block_metric
 from kvcompress.stages.windowed import WindowedRope
-from kvcompress_a2ats.tables import fit_tables
-
-Tables = dict[str, NDArray[Any]]
+from kvcompress_a2ats.given import check_codebook, check_query_h, codebook_for, moment_for
+from kvcompress_a2ats.tables import fit_tables, query_moment
 
 
 @frozen(kw_only=True)
@@ -32,11 +36,14 @@ class A2ATS(Method):
     Far keys stay un-rotated and the query bears their rotation (Eq. 11 and 12). Where the paper has
     one rotation for every distance, ``rope="banded"`` has a mean rotation for each of a few bands
     of distance, which costs a fraction of the error. Codes are the cache; nothing is kept beside
-    them.
+    them. Not the paper's either: sub-vectors in place of one code for all channels, after a
+    rotation that makes them equally hard to code; the mean is taken out; values are coded too.
     """
 
     name: ClassVar[str] = "a2ats"
-    fit_options: ClassVar[tuple[str, ...]] = ("sub_dim", "codebook_bits", "use_query_aware")
+    fit_options: ClassVar[tuple[str, ...]] = (
+        "sub_dim", "codebook_bits", "use_query_aware", "query_h"
+    )  # fmt: skip
 
     sub_dim: int = integer(8, choices=(2, 4, 8, 16), help="Channels that share a code.")
     codebook_bits: int = integer(
@@ -44,6 +51,15 @@ class A2ATS(Method):
     )
     use_query_aware: bool = boolean(
         True, help="Whether the nearest centroid is that of least error in the scores."
+    )
+    query_h: Any = array(
+        "Second moment E[q^T q] of the queries over a sub-vector's channels, (sub_dim, sub_dim) or "
+        "one a KV head, in place of the calibration's."
+    )
+    beta: float = fraction(
+        0.5,
+        help="Weight of a key's direction against its length in choosing a centroid of a given "
+        "codebook, where neither query_h nor a calibration knows the queries; 0: plainly nearest.",
     )
     rope: Literal["banded", "single", "exact"] = choice(
         "banded",
@@ -55,46 +71,87 @@ class A2ATS(Method):
     growth: float = number(
         2.0, low=1.05, high=64.0, help="Ratio of the ends of a band, with rope='banded'."
     )
+    codebook: Any = array(
+        "A codebook in place of the calibration's: (2**codebook_bits, sub_dim), one a KV head, or "
+        "one a head and sub-vector; of keys before RoPE. random: out of a hash, for tests of "
+        "wiring and of no other use.",
+        words=("random",),
+    )
+    value_codebook: Any = array(
+        "The same for values; a codebook that is given serves values too unless this is."
+    )
     calibration: Any = calibration_field()
+
+    def check(self) -> None:
+        """Refuse arrays that do not fit the other options."""
+        check_codebook("codebook", self.codebook, self.centroids, self.sub_dim)
+        check_codebook("value_codebook", self.value_codebook, self.centroids, self.sub_dim)
+        check_query_h(self.query_h, self.sub_dim)
+        if self.value_codebook is not None and self.codebook is None:
+            raise illegal(self, "value_codebook", "None unless codebook is given")
+        if self.query_h is not None and not self.use_query_aware:
+            raise illegal(self, "query_h", "None with use_query_aware=False")
 
     @property
     def centroids(self) -> int:
         """Entries of a codebook."""
         return 1 << self.codebook_bits
 
-    def fit(self, samples: LayerSamples, *, seed: int) -> Tables:
+    def fit(self, samples: LayerSamples, *, seed: int) -> dict[str, NDArray[Any]]:
         """Maps and codebooks of the centred keys, for the queries, and of the centred values."""
         self._check_layer(samples.layer)
-        return fit_tables(
-            samples,
-            size=self.sub_dim,
-            entries=self.centroids,
-            query_aware=self.use_query_aware,
-            seed=seed,
-        )
+        moment = self._moment(samples.layer, samples.moments)
+        return fit_tables(samples, moment, size=self.sub_dim, entries=self.centroids, seed=seed)
 
     def bind(self, layer: LayerSpec) -> KVCodec:
-        """Compose centre, codebooks and rope policy.
+        """Compose centre, map, codebooks and rope policy.
 
         Raises:
-            ConfigError: The layer's heads cannot be cut into sub-vectors, or its rotation is not
-                known.
-            CalibrationRequired: There is no calibration.
+            ConfigError: The layer's heads cannot be cut into sub-vectors, its rotation is not
+                known, or an array is for other heads.
+            CalibrationRequired: There is neither a codebook nor a calibration.
             CalibrationMismatch: The calibration is not of this layer, or of other options.
         """
         self._check_layer(layer)
+        keys, values = self._given(layer) if self.codebook is not None else self._fitted(layer)
+        return KVCodec(layer=layer, keys=keys, values=values, rope=self._rope())
+
+    def _fitted(self, layer: LayerSpec) -> tuple[Pipeline, Pipeline]:
         calibration = calibration_of(self)
         tables, moments = calibration.tables(self, layer), calibration.moments(layer)
-        means = {"key": moments.key_mean, "value": moments.value_mean}
-        keys, values = (
-            Pipeline(
-                Linear.of(tables[f"{part}_map"][:, None]),
-                VQCoder(ProductVQ(shared_table(tables[f"{part}_books"])), layer.kv_heads),
-                fixed_centre(mean),
-            )
-            for part, mean in means.items()
+
+        def pipeline(part: str, mean: NDArray[np.float32]) -> Pipeline:
+            quantiser = ProductVQ(shared_table(tables[f"{part}_books"]))
+            coder = VQCoder(quantiser, layer.kv_heads)
+            return Pipeline(Linear.of(tables[f"{part}_map"][:, None]), coder, fixed_centre(mean))
+
+        return pipeline("key", moments.key_mean), pipeline("value", moments.value_mean)
+
+    def _given(self, layer: LayerSpec) -> tuple[Pipeline, Pipeline]:
+        """Codebooks as they are given: nothing is taken out or mapped before them."""
+
+        def book(name: str, given: Any, dim: int, metric: Any = None) -> ProductVQ:
+            entries = codebook_for(name, given, layer, dim, self.centroids, self.sub_dim)
+            return ProductVQ(shared_table(entries), dim, metric)
+
+        moment = self._moment(layer, self.calibration and self.calibration.moments(layer))
+        metric = None if moment is None else shared_table(block_metric(moment, self.sub_dim))
+        plain = book("codebook", self.codebook, layer.head_dim, metric)
+        unseen = metric is None and self.use_query_aware and self.beta > 0
+        keys: TableQuantiser = BlendedVQ(plain, self.beta) if unseen else plain
+        own = self.codebook if self.value_codebook is None else self.value_codebook
+        values = book("value_codebook", own, layer.value_dim)
+        return (
+            Pipeline(Identity(layer.head_dim), VQCoder(keys, layer.kv_heads)),
+            Pipeline(Identity(layer.value_dim), VQCoder(values, layer.kv_heads)),
         )
-        return KVCodec(layer=layer, keys=keys, values=values, rope=self._rope())
+
+    def _moment(self, layer: LayerSpec, moments: Any) -> NDArray[np.floating[Any]] | None:
+        if not self.use_query_aware:
+            return None
+        if self.query_h is not None:
+            return moment_for(self.query_h, layer)
+        return None if moments is None else query_moment(layer, moments)
 
     def _check_layer(self, layer: LayerSpec) -> None:
         where = f"layer {layer.index}"
@@ -104,6 +161,8 @@ class A2ATS(Method):
                 f"use a method that codes keys as they come, such as turboquant or vecinfer"
             )
         for name, dim in (("head_dim", layer.head_dim), ("value_dim", layer.value_dim)):
+            if dim % 2:
+                raise ConfigError(f"a2ats: {name} must be even ({where} has {dim})")
             if dim % self.sub_dim:
                 raise ConfigError(
                     f"a2ats: {name} {dim} is not divisible by sub_dim {self.sub_dim} ({where})"

@@ -24,28 +24,40 @@ RIDGE: Final = 0.1
 ROUNDS: Final = 12  # of k-means; more lowers no error on other text
 
 
-def whitener(layer: LayerSpec, moments: LayerMoments) -> Float64:
-    """``L`` with ``E[q^T q] = L L^T`` of the queries as far keys meet them, ``(H, D, D)``."""
-    moment: NDArray[Any] = moments.query_moment
-    if layer.rotary is not None:
-        moment = rotated_moment(moment, layer.rotary, DISTANCES)
-    metric = block_metric(moment, layer.head_dim, RIDGE)[:, 0]
-    return np.asarray(np.linalg.cholesky(metric))
+def query_moment(layer: LayerSpec, moments: LayerMoments) -> NDArray[np.floating[Any]]:
+    """``H = E[q^T q]`` of the queries as far keys meet them, ``(H, D, D)``."""
+    if layer.rotary is None:
+        return moments.query_moment
+    return rotated_moment(moments.query_moment, layer.rotary, DISTANCES)
 
 
 def fit_tables(
-    samples: LayerSamples, *, size: int, entries: int, query_aware: bool, seed: int
+    samples: LayerSamples,
+    moment: NDArray[np.floating[Any]] | None,
+    *,
+    size: int,
+    entries: int,
+    seed: int,
 ) -> dict[str, NDArray[Any]]:
     """Maps ``(H, D, D)`` and codebooks ``(H, D / s, entries, s)``, all float16.
 
     Keys are clustered after ``z = k L R``: ``L`` makes least squares the error of scores (Eq. 15 to
     17), the rotation ``R`` deals out the variance to the sub-vectors. Values have the rotation
     alone.
+
+    Args:
+        samples: The layer's.
+        moment: ``H`` as ``(heads or 1, D, D)``, or ``None`` for least squares of the keys.
+        size: Channels of a sub-vector, ``s``.
+        entries: Entries of a codebook.
+        seed: Of the fits.
     """
     moments = samples.moments
     keys = (samples.keys - moments.key_mean).swapaxes(0, 1).astype(np.float64)
     values = (samples.values - moments.value_mean).swapaxes(0, 1).astype(np.float64)
-    factor = whitener(samples.layer, moments) if query_aware else None
+    factor = None
+    if moment is not None:
+        factor = np.linalg.cholesky(block_metric(moment, keys.shape[-1], RIDGE)[:, 0])
     fitted: dict[str, NDArray[Any]] = {}
     dead = 0
     for place, (part, rows, before) in enumerate([("key", keys, factor), ("value", values, None)]):
