@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
@@ -69,33 +70,26 @@ class WindowedRope(Unrotated):
         transform: Transform,
         rotary: Rotary | None,
     ) -> mx.array:
-        """One rotated query a band; tokens that lie in two bands for a chunk's queries choose."""
+        """One rotated query a band; where a chunk's queries put a token in several, each its own.
+
+        Every band is scored over the tokens that are in it for some query, no more.
+        """
         places = queries.positions
         low = max(0, places.start - positions.stop + 1)
         high = places.stop - positions.start
-        length, total = len(places), len(positions)
-        out: mx.array | None = None
+        parts: list[_Part] = []
         for start, stop in self.bands(low, high):
-            # The tokens that are in this band for at least one query.
             begin = max(0, places.start - stop + 1 - positions.start)
-            end = min(total, places.stop - start - positions.start)
+            end = min(len(positions), places.stop - start - positions.start)
             q = queries.mapped
             if rotary is not None:
                 q = self._turn(q, rotary, start, stop)
-            part = {name: a[:, :, begin:end] for name, a in fields.items()}
-            scores = coder.scores(transform.query(q), part)
+            few = {name: a[:, :, begin:end] for name, a in fields.items()}
+            scores = coder.scores(transform.query(q), few)
             if mean is not None:
                 scores = scores + q @ mean.swapaxes(-1, -2)
-            if start <= low and high <= stop:
-                return scores
-            scores = mx.pad(scores, [(0, 0), (0, 0), (0, 0), (begin, total - end)])
-            inside = mx.tile(
-                _inside(places, positions, start, stop), (scores.shape[2] // length, 1)
-            )
-            out = mx.where(inside, scores, 0.0 if out is None else out)
-        if out is None:
-            raise ValueError("no band covers the tokens: they lie ahead of the queries")
-        return out
+            parts.append(_Part(start, stop, begin, end, scores))
+        return _joined(parts, places, positions)
 
     def _turn(self, q: mx.array, rotary: Rotary, start: int, stop: int) -> mx.array:
         if self.constant is not None:
@@ -105,12 +99,42 @@ class WindowedRope(Unrotated):
         return turn_pairs(q, rotary, *_mean_rotation(rotary, start, stop))
 
 
-def _inside(places: range, positions: range, start: int, stop: int) -> mx.array:
-    """``(L, T)``: whether ``i - j`` lies in the band."""
-    distance = mx.arange(places.start, places.stop)[:, None] - mx.arange(
-        positions.start, positions.stop
-    )
-    return (distance >= start) & (distance < stop)
+@frozen(eq=False)
+class _Part:
+    """Scores of the band ``[start, stop)`` over the tokens ``[begin, end)`` of a run."""
+
+    start: int
+    stop: int
+    begin: int
+    end: int
+    scores: mx.array
+
+    def over(self, first: int, last: int) -> mx.array:
+        return self.scores[..., first - self.begin : last - self.begin]
+
+    def holds(self, places: range, positions: range) -> mx.array:
+        """``(L, T)``: whether ``i - j`` lies in the band."""
+        distance = mx.arange(places.start, places.stop)[:, None] - mx.arange(
+            positions.start, positions.stop
+        )
+        return (distance >= self.start) & (distance < self.stop)
+
+
+def _joined(parts: list[_Part], places: range, positions: range) -> mx.array:
+    """Scores of all tokens: from the only band that holds a token, or from each query's own."""
+    if len(parts) == 1:
+        return parts[0].scores
+    cuts = sorted({0, len(positions), *(p.begin for p in parts), *(p.end for p in parts)})
+    out = []
+    for first, last in pairwise(cuts):
+        here = [part for part in parts if part.begin <= first and last <= part.end]
+        scores = here[0].over(first, last)
+        for part in here[1:]:
+            holds = part.holds(places, positions[first:last])
+            rows = scores.shape[2] // len(places)
+            scores = mx.where(mx.tile(holds, (rows, 1)), part.over(first, last), scores)
+        out.append(scores)
+    return mx.concatenate(out, axis=-1)
 
 
 @lru_cache(maxsize=256)
