@@ -90,8 +90,8 @@ class Protocol:
 QUICK: Final = Protocol(name="quick", context=1024, windows=1, scored=512, retrieval=1024)
 """Some seconds a method on the embedded model: enough to tell methods apart."""
 
-STANDARD: Final = Protocol(name="standard", context=1024, windows=3, scored=512, retrieval=2048)
-"""Some minutes a method: three stretches of text, for numbers to quote."""
+STANDARD: Final = Protocol(name="standard", context=1024, windows=6, scored=256, retrieval=2048)
+"""Some minutes a method: six stretches of text, for numbers to quote."""
 
 PROTOCOLS: Final = {protocol.name: protocol for protocol in (QUICK, STANDARD)}
 """Every protocol by name."""
