@@ -6,6 +6,7 @@ that one scalar codebook fits them all (TurboQuant, arXiv 2504.19874; QuIP#, arX
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 import mlx.core as mx
@@ -174,11 +175,15 @@ class ChannelScale:
         return q * self.scale
 
 
+def _in_order(stages: Iterable[Transform]) -> tuple[Transform, ...]:
+    return tuple(stages)
+
+
 @frozen(eq=False)
 class Chain:
     """Transforms one after the other, the first applied to the data first."""
 
-    stages: tuple[Transform, ...] = field(converter=tuple)
+    stages: tuple[Transform, ...] = field(converter=_in_order)
 
     def __attrs_post_init__(self) -> None:
         dims = {stage.dim for stage in self.stages}
