@@ -5,13 +5,28 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+from attrs import frozen
 from numpy.typing import NDArray
 
 from kvcompress.errors import ConfigError
-from kvcompress.fit.kmeans import Clusters, kmeans
+from kvcompress.fit.kmeans import kmeans
 
 Books = Literal["layer", "head", "sub-space"]
-BOOKS: tuple[Books, ...] = ("layer", "head", "sub-space")
+
+
+@frozen(eq=False)
+class ProductBooks:
+    """Codebooks, and how well they fit.
+
+    Attributes:
+        codebook: ``(H or 1, D / s or 1, K, s)`` float16, as a ``ProductVQ`` takes it.
+        left: Share of the energy of what was fitted to that is left after coding it.
+        dead: Entries that serve no sub-vector.
+    """
+
+    codebook: NDArray[np.float16]
+    left: float
+    dead: int
 
 
 def fit_product(
@@ -23,7 +38,7 @@ def fit_product(
     points: int,
     rounds: int,
     seed: int,
-) -> Clusters:
+) -> ProductBooks:
     """Fit codebooks to sub-vectors by k-means.
 
     Args:
@@ -32,13 +47,10 @@ def fit_product(
         entries: Entries of a codebook, ``K``.
         books: What shares a codebook: all sub-vectors of the layer, those of a head, or those
             at the same channels of a head.
-        points: Sub-vectors that a codebook is fitted to at most, spread evenly over what shares
-            it: first over heads and sub-spaces, then over tokens.
+        points: Sub-vectors that a codebook is fitted to at most, spread evenly over its heads,
+            sub-spaces and tokens.
         rounds: Rounds of k-means.
         seed: As for :func:`kvcompress.fit.kmeans.kmeans`.
-
-    Returns:
-        Centroids ``(H or 1, D / s or 1, K, s)``, fit to be the codebook of a ``ProductVQ``.
 
     Raises:
         ConfigError: ``D`` is not divisible, or rows are empty or not finite.
@@ -54,4 +66,7 @@ def fit_product(
     count = cut.shape[2]
     if count > points:
         cut = cut[:, :, np.arange(points) * count // points]
-    return kmeans(cut, entries, seed=seed, rounds=rounds)
+    found = kmeans(cut, entries, seed=seed, rounds=rounds)
+    energy = np.square(cut, dtype=np.float64).sum(axis=-1).mean(axis=-1).sum()
+    left = float(found.objective[-1].sum() / energy) if energy else 0.0
+    return ProductBooks(found.centroids.astype(np.float16), left, int(found.dead.sum()))
