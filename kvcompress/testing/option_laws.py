@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kvcompress.config import Option, from_json, options_of, to_json
 from kvcompress.config.option import shown
 from kvcompress.errors import CalibrationRequired, ConfigError
+from kvcompress.testing.calibration import takes_calibration
 from kvcompress.testing.data import tokens
 from kvcompress.testing.law import UNHEEDED, Draw, LawError, law, require
 from kvcompress.testing.subject import Bound, Subject, step_of
@@ -118,9 +119,7 @@ class OptionLaws(Subject):
         simple = {option.name: option for option in self.drawable_options() if _simple(option)}
         waiting = set(simple)
 
-        def example(data: st.DataObject) -> None:
-            others = self._draw_options(data.draw, {})
-            values = {name: data.draw(option.strategy()) for name, option in simple.items()}
+        def try_beside(others: Mapping[str, Any], values: Mapping[str, Any]) -> None:
             for name in sorted(waiting):
                 pair = [
                     {**others, name: values[name]},
@@ -128,20 +127,34 @@ class OptionLaws(Subject):
                 ]
                 try:
                     first, second = (_traces(self, options) for options in pair)
-                except ConfigError:
+                except (ConfigError, CalibrationRequired):
                     continue
                 if first != second:
                     waiting.remove(name)
 
-        plain = settings(
-            max_examples=_TRIES,
-            deadline=None,
-            phases=[Phase.generate],
-            derandomize=True,
-            database=None,
-            suppress_health_check=UNHEEDED,
-        )
-        plain(given(st.data())(example))()
+        def beside_any(data: st.DataObject) -> None:
+            others = self._draw_options(data.draw, {})
+            try_beside(others, {name: data.draw(o.strategy()) for name, o in simple.items()})
+
+        def beside_each_word(data: st.DataObject) -> None:
+            values = {name: data.draw(o.strategy()) for name, o in simple.items()}
+            for option in self.drawable_options():
+                for word in _words(option):
+                    try_beside({option.name: word}, values)
+                    if takes_calibration(self.cls):
+                        try_beside({option.name: word, "calibration": None}, values)
+
+        for example, tries in ((beside_any, _TRIES), (beside_each_word, _TRIES // 5)):
+            plain = settings(
+                max_examples=tries,
+                deadline=None,
+                phases=[Phase.generate],
+                derandomize=True,
+                database=None,
+                suppress_health_check=UNHEEDED,
+            )
+            if waiting:
+                plain(given(st.data())(example))()
         require(
             not waiting,
             f"no value tried of {', '.join(sorted(waiting))} changes what is stored or attended",
@@ -169,6 +182,13 @@ class OptionLaws(Subject):
 def _simple(option: Option) -> bool:
     """Whether the option is a number, a word or a switch."""
     return not isinstance(option.encode(np.zeros(1, np.float32)), Mapping)
+
+
+def _words(option: Option) -> tuple[Any, ...]:
+    """The words and switches that are legal for an option, on which another may depend."""
+    if isinstance(option.default, bool):
+        return (not option.default,)
+    return tuple(getattr(option, "words", ()))
 
 
 def _traces(subject: Subject, options: Mapping[str, Any]) -> tuple[bytes, ...]:

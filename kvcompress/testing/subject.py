@@ -77,7 +77,10 @@ class Subject:
         from kvcompress.registry import get_method
 
         chosen = {**self.options, **options}
-        extra = {"calibration": self.calibration()} if takes_calibration(self.cls) else {}
+        extra = {}
+        if takes_calibration(self.cls):
+            given = "calibration" in chosen
+            extra["calibration"] = chosen.pop("calibration") if given else self.calibration()
         if isinstance(self.method, str):
             return get_method(self.method, **extra, **chosen)
         built: CompressionMethod = construct(self.cls, chosen, **extra)

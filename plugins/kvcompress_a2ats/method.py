@@ -67,7 +67,9 @@ class A2ATS(Method):
         help="How far keys meet the query. banded: a mean rotation for each band of distance. "
         "single: the paper's one rotation. exact: keys are decoded and rotated.",
     )
-    b: int = integer(2048, low=0, help="The distance that stands for all with rope='single'.")
+    b: int = integer(
+        2048, low=0, high=1 << 20, help="The distance that stands for all with rope='single'."
+    )
     growth: float = number(
         2.0, low=1.05, high=64.0, help="Ratio of the ends of a band, with rope='banded'."
     )
