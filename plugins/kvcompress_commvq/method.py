@@ -101,7 +101,7 @@ class CommVQ(Method):
             VALUE_ENTRIES,
             books="sub-space",
             points=TOKENS,
-            rounds=10,
+            rounds=6,
             seed=seed,
         )
         tables["values"], tables["report.values_left"] = values.codebook, values.left
