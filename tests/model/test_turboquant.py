@@ -4,40 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
 import kvcompress as kv
-from kvcompress.text import encode, load_text
+from tests.model.conftest import divergence, log_probs
 
 pytestmark = pytest.mark.model
-
-CONTEXT, SCORED = 320, 64
-
-
-@pytest.fixture(scope="module")
-def ids(demo: tuple[Any, Any]) -> list[int]:
-    return encode(demo[1], load_text("prose-eval").content[:8000])[: CONTEXT + SCORED]
-
-
-def log_probs(model: Any, caches: list[Any], ids: list[int]) -> np.ndarray:
-    rows = []
-    for start, stop in [(0, 200), (200, CONTEXT), (CONTEXT, CONTEXT + SCORED)]:
-        logits = model(mx.array([ids[start:stop]]), cache=caches)[0].astype(mx.float32)
-        rows.append(np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True)))
-    return rows[-1]
-
-
-@pytest.fixture(scope="module")
-def full(demo: tuple[Any, Any], ids: list[int]) -> np.ndarray:
-    from mlx_lm.models.cache import make_prompt_cache
-
-    return log_probs(demo[0], make_prompt_cache(demo[0]), ids)
-
-
-def divergence(full: np.ndarray, other: np.ndarray) -> float:
-    return float((np.exp(full) * (full - other)).sum(-1).mean())
 
 
 def test_a_window_over_everything_changes_no_bit(
