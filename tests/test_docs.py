@@ -1,11 +1,27 @@
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+from kvcompress import list_methods
+
+
+def generator() -> ModuleType:
+    """``docs/generate.py`` as a module."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -15,6 +31,40 @@ def test_generated_parts_are_up_to_date() -> None:
     command = [sys.executable, "docs/generate.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_table_of_methods_has_each_with_what_it_saves_and_needs() -> None:
+    generate = generator()
+    part = "<!-- generated: methods kvcompress -->\nstale\n<!-- end -->"
+    lines = generate.filled(part).splitlines()
+    rows = {cells[0]: cells[1:] for cells in map(cells_of, lines) if cells}
+    names = {re.sub(r"[`\[\]]|\(.*\)", "", name) for name in rows if name not in ("method", "---")}
+    assert names == {row.name for row in list_methods() if row.distribution == "kvcompress"}
+    assert rows["[turboquant](turboquant.md)"][1:4] == ["4.25", "3.8x", "nothing"]
+    assert rows["`affine`"][1:3] == ["4.50", "3.6x"]
+    assert rows["`fp16`"][1:3] == ["as in the model", "-"]
+    [a2ats] = (cells for name, cells in rows.items() if "a2ats" in name)
+    assert a2ats[1:4] == ["1.00", "16.0x", "[calibrate](../how-to/calibrate.md)"]
+
+
+def test_a_method_without_advice_is_missed() -> None:
+    generate = generator()
+    del generate.ADVICE["affine"]
+    with pytest.raises(SystemExit, match="affine"):
+        generate.methods("kvcompress")
+
+
+def test_results_are_those_of_the_file_and_say_how_to_get_them() -> None:
+    generate = generator()
+    text = generate.filled("<!-- generated: results turboquant -->\n<!-- end -->")
+    stored = json.loads((ROOT / "docs" / "results" / "turboquant.json").read_text())
+    for row in stored["rows"]:
+        assert f"`{row['method']}`" in text
+    assert f"`{stored['provenance']['command']}`" in text
+
+
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

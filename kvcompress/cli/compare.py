@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from kvcompress.compare import Protocol, Report
     from kvcompress.compare.score_report import ScoreReport
 
+MODEL = "smollm2-135m"
+TEXT = "prose-eval"
 QUICK = "quick"
+TIMEOUT = 3600.0
 
 
 def compare(
@@ -27,13 +30,11 @@ def compare(
     ] = None,
     model: Annotated[
         str, typer.Option(help="smollm2-135m (fetched once), a folder, or a hub name.")
-    ] = "smollm2-135m",
+    ] = MODEL,
     dtype: Annotated[
         str | None, typer.Option(help="Cast the model to float32, float16 or bfloat16.")
     ] = None,
-    text: Annotated[
-        str, typer.Option(help="prose-eval, code-eval, a file or a folder.")
-    ] = "prose-eval",
+    text: Annotated[str, typer.Option(help="prose-eval, code-eval, a file or a folder.")] = TEXT,
     protocol: Annotated[str, typer.Option(help="quick or standard.")] = QUICK,
     context: Annotated[
         int | None, typer.Option(help="Tokens read before the first scored one.")
@@ -57,7 +58,7 @@ def compare(
     ] = None,
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds after which a row counts as hung.")
-    ] = 3600.0,
+    ] = TIMEOUT,
     plot: Annotated[
         Path | None, typer.Option(help="Draw quality against memory into this file.")
     ] = None,
@@ -84,9 +85,21 @@ def compare(
     report: Report | ScoreReport
     if workload:
         from kvcompress.compare import score_render
-        from kvcompress.compare.scores import SCORE_METHODS, compare_scores
+        from kvcompress.compare.scores import RECORDED, SCORE_METHODS, compare_scores
 
-        _refuse_beside_workload(protocol, context, calibration, plot)
+        _refuse_beside_workload(
+            {
+                "--protocol": protocol != QUICK,
+                "--context": context is not None,
+                "--calibration": calibration is not None,
+                "--timeout": timeout != TIMEOUT,
+                "--plot": plot is not None,
+            }
+        )
+        if RECORDED not in workload:
+            _refuse_beside_workload(
+                {"--model": model != MODEL, "--dtype": dtype is not None, "--text": text != TEXT}
+            )
         scores = compare_scores(
             workload, method or SCORE_METHODS, model=model, dtype=dtype, text=text, command=command
         )
@@ -121,20 +134,13 @@ def compare(
         raise typer.Exit(1)
 
 
-def _refuse_beside_workload(
-    protocol: str, context: int | None, calibration: Path | None, plot: Path | None
-) -> None:
+def _refuse_beside_workload(given: dict[str, bool]) -> None:
+    """Refuse options that would be without effect."""
     from kvcompress.errors import ConfigError
 
-    given = {
-        "--protocol": protocol != QUICK,
-        "--context": context is not None,
-        "--calibration": calibration is not None,
-        "--plot": plot is not None,
-    }
     for option, there in given.items():
         if there:
-            raise ConfigError(f"compare: {option} has no part in --workload; leave one of them out")
+            raise ConfigError(f"compare: {option} has no part in this --workload; leave it out")
 
 
 def _protocol(name: str, context: int | None) -> Protocol:

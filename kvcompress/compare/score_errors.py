@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.codec import Codes
+from kvcompress.compare.metrics import finite
 from kvcompress.compare.score_cases import RECENT, Case
 from kvcompress.errors import ConfigError
 from kvcompress.method import CompressionMethod
@@ -52,12 +53,13 @@ def score_errors(method: CompressionMethod, case: Case) -> dict[str, float]:
     error, exact_rope = _square(scored - exact), _square(decoded - exact)
     kinds = {"all": distance >= 0, "recent": (distance >= 0) & (distance < RECENT)}
     kinds["older"] = distance >= RECENT
-    return {
-        **{name: float(error[..., where].mean()) for name, where in kinds.items()},
-        "exact_rope": float(exact_rope[..., kinds["all"]].mean()),
-        "key_error": float(_square(keys - case.keys)[:, :, start:stop].mean()),
+    measured = {
+        **{name: error[..., where].mean() for name, where in kinds.items()},
+        "exact_rope": exact_rope[..., kinds["all"]].mean(),
+        "key_error": _square(keys - case.keys)[:, :, start:stop].mean(),
         "coded": len(coded),
     }
+    return {name: finite(name, value) for name, value in measured.items()}
 
 
 def _read(cache: CompressedKVCache, case: Case, start: int, stop: int) -> mx.array:

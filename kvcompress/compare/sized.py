@@ -30,7 +30,7 @@ def sized_calibration(method: Any, model: Any) -> Calibration:
         model: An mlx-lm model; its weights may be missing.
     """
     layers = [slot.layer for slot in trace(model) if slot.layer is not None]
-    samples = [_made_up(layer) for layer in layers]
+    samples = [made_up(layer) for layer in layers]
     alike = {_shape(one.layer): one for one in samples}
     fits = {shape: fitted(method, [one]).fits for shape, one in alike.items()}
     tables = {
@@ -59,7 +59,8 @@ def _apart(tables: Tables, place: int) -> Tables:
     }
 
 
-def _made_up(layer: LayerSpec) -> LayerSamples:
+def made_up(layer: LayerSpec) -> LayerSamples:
+    """Samples of random tokens, other ones for each layer."""
     drawn = np.random.default_rng(layer.index)
 
     def rows(heads: int, dim: int) -> mx.array:

@@ -153,14 +153,32 @@ def test_a_workload_that_a_method_fails_ends_with_status_1(
 
 @pytest.mark.parametrize(
     "words",
-    [("--context", "99"), ("--protocol", "standard"), ("--calibration", "c"), ("--plot", "p.png")],
+    [
+        ("--context", "99"),
+        ("--protocol", "standard"),
+        ("--calibration", "c"),
+        ("--timeout", "9"),
+        ("--plot", "p.png"),
+        ("--model", "m"),
+        ("--dtype", "float16"),
+        ("--text", "t"),
+    ],
 )
 def test_what_has_no_part_in_a_workload_is_refused(
     capsys: pytest.CaptureFixture[str], words: tuple[str, str]
 ) -> None:
     code, out, err = call(capsys, "compare", "--workload", "local_recency", *words)
     assert (code, out) == (2, "")
-    assert err == f"error: compare: {words[0]} has no part in --workload; leave one of them out\n"
+    assert err == f"error: compare: {words[0]} has no part in this --workload; leave it out\n"
+
+
+def test_recorded_keys_may_be_of_any_model_and_text(
+    capsys: pytest.CaptureFixture[str], tiny_model: str
+) -> None:
+    words = ("--workload", "recorded", "--method", "affine", "--model", tiny_model)
+    code, out, _ = call(capsys, "compare", *words, "--text", "code-eval", "--dtype", "float32")
+    assert code == 0
+    assert out.startswith(f"**recorded: keys and queries of {tiny_model} (float32) on code-eval")
 
 
 def test_a_real_comparison_from_the_command_line(
