@@ -13,12 +13,10 @@ prefer_openblas()  # before anything imports mlx
 from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
-from hypothesis import settings  # noqa: E402
 
-settings.register_profile("dev", max_examples=20, deadline=None)
-settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True)
-settings.register_profile("nightly", max_examples=500, deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+from kvcompress.testing.profiles import register_profiles  # noqa: E402
+
+register_profiles()
 
 
 @pytest.fixture(scope="session")
