@@ -9,6 +9,9 @@ Soft assignments are those of a Gaussian mixture, ``w_ab ~ exp(-|x - z_a - i z_b
 the paper uses the distance itself. Squared, a weight is the product of a factor for ``a``, one for
 ``b`` and one for both: all sums over the ``N^2`` centres become matrix products, two orders of
 magnitude cheaper. ``t`` falls relative to the residual's variance; hard rounds follow.
+
+Tables that were fitted to few points are too long for others: points may be held out, and each
+stage's tables are then scaled to serve these best before the next stage begins.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ Float64 = NDArray[np.float64]
 Rows = NDArray[np.intp]
 
 _COLDEST = 8.0  # 2 variance / t of the last soft round; the first has 1
+_SCALINGS = 3  # the nearest centre depends on the scale, so it is found in a few steps
+_LEAST, _MOST = 0.25, 1.5  # of one such step
 _PULL = 1e-6  # of an entry's fair share of the points: how firmly an unused entry stays
 _UNDERFLOW = 1e-290
 _CHUNK = 64  # points at a time: their distances to all centres fit a core's own cache
@@ -90,6 +95,7 @@ def fit_commuting(
     seed: int,
     rounds: int = 10,
     hard_rounds: int = 2,
+    held_out: int = 0,
 ) -> CommutingTables:
     """Fit the tables stage by stage, each to what the stages before it leave.
 
@@ -101,24 +107,30 @@ def fit_commuting(
         seed: Draws the points that the tables start from.
         rounds: Soft rounds of a stage.
         hard_rounds: Rounds with each point at its nearest centre, after the soft ones.
+        held_out: Of so many points one is not fitted to and decides the scale, at least 2; 0 fits
+            to all of them.
 
     Raises:
-        ConfigError: There are fewer points than entries, or something is not finite.
+        ConfigError: There are fewer points to fit to than entries, or something is not finite.
     """
     if rest is None:
         rest = np.zeros((*pairs.shape[:-1], 0))
     points = np.concatenate([pairs.real, pairs.imag, rest], axis=-1).astype(np.float64)
     shape, (n, D), P = points.shape[:-2], points.shape[-2:], pairs.shape[-1]
-    if n < entries:
-        raise ConfigError(f"fit_commuting: {entries} entries need as many points (got {n})")
+    held = np.arange(n) % held_out == held_out - 1 if held_out else np.zeros(n, dtype=bool)
+    fitted = n - int(held.sum())
+    if fitted < entries:
+        raise ConfigError(f"fit_commuting: {entries} entries need as many points (got {fitted})")
     if not np.isfinite(points).all():
         raise ConfigError("fit_commuting: points must be finite")
     turning, still, errors = [], [], []
     for residual in points.reshape(-1, n, D):
         errors.append(_mean_length(residual))
         for place in range(stages):
-            order = np.argsort(hashed(n, "commuting", seed, place), kind="stable")
-            stage, residual = _fit_stage(residual, P, order[:entries], rounds, hard_rounds)
+            order = np.argsort(hashed(fitted, "commuting", seed, place), kind="stable")
+            stage = _fit_stage(residual[~held], P, order[:entries], rounds, hard_rounds)
+            stage = _scaled(stage, residual[held])
+            residual = _residual(residual, stage, *nearest_centres(residual, stage))
             turning.append(np.stack([stage.turning.real, stage.turning.imag], axis=1))
             still.append(stage.still)
             errors.append(_mean_length(residual))
@@ -133,10 +145,8 @@ def _mean_length(points: Float64) -> float:
     return float(np.square(points).sum() / len(points))
 
 
-def _fit_stage(
-    points: Float64, pairs: int, start: Rows, rounds: int, hard_rounds: int
-) -> tuple[Stage, Float64]:
-    """One stage, and the residual it leaves."""
+def _fit_stage(points: Float64, pairs: int, start: Rows, rounds: int, hard_rounds: int) -> Stage:
+    """One stage; of the hard rounds those that gain."""
     first = points[start] / 2
     first[0] = 0
     rest = first[:, 2 * pairs :]
@@ -145,16 +155,31 @@ def _fit_stage(
     if variance > 0:
         for heat in np.geomspace(1.0, _COLDEST, rounds):
             stage = maximised(soft_sums(points, stage, 2 * variance / heat), stage)
+    if not hard_rounds:
+        return stage
     a, b = nearest_centres(points, stage)
-    left = _residual(points, stage, a, b)
+    left = _mean_length(_residual(points, stage, a, b))
     for _ in range(hard_rounds):
         tried = maximised(hard_sums(points, a, b, len(start)), stage)
         a, b = nearest_centres(points, tried)
-        tried_left = _residual(points, tried, a, b)
-        if _mean_length(tried_left) >= _mean_length(left):
+        tried_left = _mean_length(_residual(points, tried, a, b))
+        if tried_left >= left:
             break
         stage, left = tried, tried_left
-    return stage, left
+    return stage
+
+
+def _scaled(stage: Stage, points: Float64) -> Stage:
+    """The tables times the factor with which points that they were not fitted to err least."""
+    for _ in range(_SCALINGS):
+        left = _residual(points, stage, *nearest_centres(points, stage))
+        centres = points - left
+        energy = np.square(centres).sum()
+        if not energy > 0:
+            break
+        factor = np.clip((points * centres).sum() / energy, _LEAST, _MOST)
+        stage = Stage(stage.turning * factor, stage.still * factor)
+    return stage
 
 
 def _residual(points: Float64, stage: Stage, a: Rows, b: Rows) -> Float64:

@@ -195,3 +195,49 @@ def test_illegal_points_are_refused() -> None:
         fit_commuting(np.ones((4, 2)) + 0j, stages=1, entries=8, seed=0)
     with pytest.raises(ConfigError, match="points must be finite"):
         fit_commuting(np.full((9, 2), np.inf) + 0j, stages=1, entries=8, seed=0)
+
+
+def coded(points: np.ndarray, fit: CommutingTables, stages: int) -> np.ndarray:
+    """What is left of points ``(n, 2 P)`` after the first stages of one problem."""
+    left = points
+    for parts, still in zip(fit.turning[:stages], fit.still[:stages], strict=True):
+        turning = parts[:, 0].astype(np.float64) + 1j * parts[:, 1]
+        stage = Stage(turning, still.astype(np.float64))
+        a, b = nearest_centres(left, stage)
+        left = left - centres(stage)[a, b]
+    return left
+
+
+def test_points_held_out_keep_few_points_from_deceiving() -> None:
+    # Noise, of which 200 points teach nothing but how long a centre should be.
+    x, unseen = normal(200, 64), normal(300, 64, seed=5)
+    pairs = x[:, :32] + 1j * x[:, 32:]
+    options = {"stages": 12, "entries": 32, "seed": 0, "rounds": 4, "hard_rounds": 0}
+    plain = fit_commuting(pairs, **options)  # type: ignore[arg-type]
+    careful = fit_commuting(pairs, held_out=8, **options)  # type: ignore[arg-type]
+    left = [np.square(coded(unseen, careful, r)).mean() for r in range(13)]
+    assert left == sorted(left, reverse=True)
+    assert left[-1] < 0.85 * np.square(coded(unseen, plain, 12)).mean()
+    # What the fit says of itself is nearer the truth.
+    assert careful.error[-1] > 2 * plain.error[-1]
+
+
+def test_points_held_out_decide_the_length_alone() -> None:
+    x = normal(200, 16)
+    other = x.copy()
+    other[7::8] *= 1.3
+    options = {"stages": 1, "entries": 16, "seed": 0, "rounds": 3, "held_out": 8}
+    one, two = (
+        fit_commuting(p[:, :8] + 1j * p[:, 8:], **options).turning  # type: ignore[arg-type]
+        for p in (x, other)
+    )
+    factor = np.abs(two).max() / np.abs(one).max()
+    assert abs(factor - 1) > 1e-3
+    np.testing.assert_allclose(two, factor * one, atol=1e-5)
+
+
+def test_points_held_out_do_not_count_as_points() -> None:
+    pairs = normal(70, 4) + 1j * normal(70, 4, seed=1)
+    assert fit_commuting(pairs, stages=1, seed=0).turning.shape == (1, 64, 2, 4)
+    with pytest.raises(ConfigError, match=r"64 entries need as many points \(got 62\)"):
+        fit_commuting(pairs, stages=1, seed=0, held_out=8)
