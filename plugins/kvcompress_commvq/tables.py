@@ -19,8 +19,8 @@ from kvcompress.stages.shared import shared_table
 ENTRIES: Final = 64  # of a table: two choices of 6 bits make the 12 of a stage
 TOKENS: Final = 4096  # that tables are fitted to at most
 
-# Twice the rounds gain less than twice the tokens, and cost as much.
-_SOFT_ROUNDS, _HARD_ROUNDS = 5, 1
+_ROUNDS = 6  # twice as many gain less than twice the tokens, and cost as much
+_HELD_OUT = 8  # of so many tokens one is not fitted to, but decides how long entries are
 _COUNTED = 4  # of so many tokens one is coded to find entries that serve none
 
 
@@ -46,8 +46,9 @@ def fit_keys(keys: NDArray[np.float32], layer: LayerSpec, stages: int, seed: int
         stages=stages,
         entries=ENTRIES,
         seed=seed,
-        rounds=_SOFT_ROUNDS,
-        hard_rounds=_HARD_ROUNDS,
+        rounds=_ROUNDS,
+        hard_rounds=0,
+        held_out=_HELD_OUT,
     )
     tables = {
         "turning": fit.turning.astype(np.float16),
