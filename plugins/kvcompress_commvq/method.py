@@ -155,4 +155,5 @@ class CommVQ(Method):
     def _random_tables(self, layer: LayerSpec) -> Tables:
         shape = (layer.kv_heads, layer.value_dim // self.sub_dim, VALUE_ENTRIES, self.sub_dim)
         values = noise(shape, "commvq", "values", self.seed).astype(np.float16)
+        values[:, :, 0] = 0  # what is nothing stays nothing
         return {**random_keys(layer, self._stages(layer), self.seed), "values": values}

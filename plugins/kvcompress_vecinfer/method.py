@@ -179,6 +179,7 @@ class VecInfer(Method):
             spaces = dim // code.sub_dim if self.codebooks == "sub-space" else 1
             shape = (heads, spaces, 1 << code.bits, code.sub_dim)
             tables[part] = noise(shape, "vecinfer", part, self.seed).astype(np.float16)
+            tables[part][:, :, 0] = 0  # what is nothing stays nothing
         return tables
 
 
