@@ -12,6 +12,7 @@ from kvcompress.calibrate import LayerSamples, calibration_of
 from kvcompress.codec import KVCodec, Pipeline
 from kvcompress.config import array, boolean, choice, fraction, illegal, integer, number
 from kvcompress.errors import ConfigError
+from kvcompress.fit.product import Books
 from kvcompress.layers import LayerSpec
 from kvcompress.method import Method, calibration_field
 from kvcompress.stages.blended_vq import BlendedVQ
@@ -42,12 +43,18 @@ class A2ATS(Method):
 
     name: ClassVar[str] = "a2ats"
     fit_options: ClassVar[tuple[str, ...]] = (
-        "sub_dim", "codebook_bits", "use_query_aware", "query_h"
+        "sub_dim", "codebook_bits", "codebooks", "use_query_aware", "query_h"
     )  # fmt: skip
 
     sub_dim: int = integer(8, choices=(2, 4, 8, 16), help="Channels that share a code.")
     codebook_bits: int = integer(
         8, low=1, high=12, help="Bits of a code: 2**codebook_bits centroids a codebook."
+    )
+    codebooks: Books = choice(
+        "sub-space",
+        ("layer", "head", "sub-space"),
+        help="What shares a codebook of a calibration: all heads and channels of a layer, those of "
+        "a head, or a head's sub-vectors at the same channels.",
     )
     use_query_aware: bool = boolean(
         True, help="Whether the nearest centroid is that of least error in the scores."
@@ -71,7 +78,7 @@ class A2ATS(Method):
         2048, low=0, high=1 << 20, help="The distance that stands for all with rope='single'."
     )
     growth: float = number(
-        2.0, low=1.05, high=64.0, help="Ratio of the ends of a band, with rope='banded'."
+        1.5, low=1.05, high=64.0, help="Ratio of the ends of a band, with rope='banded'."
     )
     codebook: Any = array(
         "A codebook in place of the calibration's: (2**codebook_bits, sub_dim), one a KV head, or "
@@ -96,14 +103,21 @@ class A2ATS(Method):
 
     @property
     def centroids(self) -> int:
-        """Entries of a codebook."""
+        """Entries of a codebook; those that are shared see more vectors a token."""
         return 1 << self.codebook_bits
 
-    def fit(self, samples: LayerSamples, *, seed: int) -> dict[str, NDArray[Any]]:
+    def fit(self, samples: LayerSamples, *, seed: int) -> dict[str, Any]:
         """Maps and codebooks of the centred keys, for the queries, and of the centred values."""
         self._check_layer(samples.layer)
         moment = self._moment(samples.layer, samples.moments)
-        return fit_tables(samples, moment, size=self.sub_dim, entries=self.centroids, seed=seed)
+        return fit_tables(
+            samples,
+            moment,
+            size=self.sub_dim,
+            entries=self.centroids,
+            books=self.codebooks,
+            seed=seed,
+        )
 
     def bind(self, layer: LayerSpec) -> KVCodec:
         """Compose centre, map, codebooks and rope policy.
@@ -123,9 +137,9 @@ class A2ATS(Method):
         tables, moments = calibration.tables(self, layer), calibration.moments(layer)
 
         def pipeline(part: str, mean: NDArray[np.float32]) -> Pipeline:
-            quantiser = ProductVQ(shared_table(tables[f"{part}_books"]))
-            coder = VQCoder(quantiser, layer.kv_heads)
-            return Pipeline(Linear.of(tables[f"{part}_map"][:, None]), coder, fixed_centre(mean))
+            whole = Linear.of(tables[f"{part}_map"][:, None])
+            quantiser = ProductVQ(shared_table(tables[f"{part}_books"]), whole.dim)
+            return Pipeline(whole, VQCoder(quantiser, layer.kv_heads), fixed_centre(mean))
 
         return pipeline("key", moments.key_mean), pipeline("value", moments.value_mean)
 

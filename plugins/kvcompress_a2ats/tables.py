@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvcompress.calibrate import LayerMoments, LayerSamples
 from kvcompress.fit.balance import balanced_rotation
-from kvcompress.fit.kmeans import kmeans
+from kvcompress.fit.product import Books, fit_product
 from kvcompress.layers import LayerSpec
 from kvcompress.stages.whiten import block_metric, rotated_moment
 
@@ -22,6 +22,7 @@ RIDGE: Final = 0.1
 """Variance added to the queries', in parts of the mean: they are those of one text."""
 
 ROUNDS: Final = 12  # of k-means; more lowers no error on other text
+POINTS: Final = 32768  # sub-vectors that a codebook is fitted to at most
 
 
 def query_moment(layer: LayerSpec, moments: LayerMoments) -> NDArray[np.floating[Any]]:
@@ -37,9 +38,10 @@ def fit_tables(
     *,
     size: int,
     entries: int,
+    books: Books,
     seed: int,
-) -> dict[str, NDArray[Any]]:
-    """Maps ``(H, D, D)`` and codebooks ``(H, D / s, entries, s)``, all float16.
+) -> dict[str, Any]:
+    """Maps ``(H, D, D)`` and codebooks ``(H or 1, D / s or 1, entries, s)``, all float16.
 
     Keys are clustered after ``z = k L R``: ``L`` makes least squares the error of scores (Eq. 15 to
     17), the rotation ``R`` deals out the variance to the sub-vectors. Values have the rotation
@@ -50,6 +52,7 @@ def fit_tables(
         moment: ``H`` as ``(heads or 1, D, D)``, or ``None`` for least squares of the keys.
         size: Channels of a sub-vector, ``s``.
         entries: Entries of a codebook.
+        books: What shares a codebook.
         seed: Of the fits.
     """
     moments = samples.moments
@@ -58,15 +61,22 @@ def fit_tables(
     factor = None
     if moment is not None:
         factor = np.linalg.cholesky(block_metric(moment, keys.shape[-1], RIDGE)[:, 0])
-    fitted: dict[str, NDArray[Any]] = {}
+    fitted: dict[str, Any] = {}
     dead = 0
     for place, (part, rows, before) in enumerate([("key", keys, factor), ("value", values, None)]):
         turned = rows if before is None else rows @ before
         rotation = balanced_rotation(turned.swapaxes(1, 2) @ turned / turned.shape[1], size)
         whole = (rotation if before is None else before @ rotation).astype(np.float16)
-        H, N, D = rows.shape
-        cut = (rows @ whole.astype(np.float64)).reshape(H, N, D // size, size).swapaxes(1, 2)
-        books = kmeans(cut, entries, seed=seed + place, rounds=ROUNDS)
-        dead += int(books.dead.sum())
-        fitted |= {f"{part}_map": whole, f"{part}_books": books.centroids.astype(np.float16)}
-    return {**fitted, "report.dead_centroids": np.array(dead)}
+        found = fit_product(
+            rows @ whole.astype(np.float64),
+            size,
+            entries,
+            books=books,
+            points=POINTS,
+            rounds=ROUNDS,
+            seed=seed + place,
+        )
+        fitted |= {f"{part}_map": whole, f"{part}_books": found.codebook}
+        fitted[f"report.{part}_left"] = found.left
+        dead += found.dead
+    return {**fitted, "report.dead_centroids": dead}

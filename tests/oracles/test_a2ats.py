@@ -69,7 +69,7 @@ def test_scores_of_far_keys_in_plain_numbers(rope: str) -> None:
     book = normal(ENTRIES, SIZE, seed=1)
     method = kv.get_method(
         "a2ats", sub_dim=SIZE, codebook_bits=6, codebook=book, rope=rope, b=300, window=16,
-        use_query_aware=False,
+        growth=2.0, use_query_aware=False,
     )  # fmt: skip
     codec = method.bind(LAYER)
     T, place = 90, 130
