@@ -1,4 +1,8 @@
-"""Codebooks of a product quantiser: of a whole layer, of a head, or of a head's sub-space."""
+"""Codebooks of a product quantiser: of a whole layer, of a head, or of a head's sub-space.
+
+Entry 0 is zero: whatever comes, a code is never further off than none. Tokens that models pay
+much attention to for want of better ones have values near zero, and must keep them.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,9 @@ class ProductBooks:
 
     Attributes:
         codebook: ``(H or 1, D / s or 1, K, s)`` float16, as a ``ProductVQ`` takes it.
-        left: Share of the energy of what was fitted to that is left after coding it.
-        dead: Entries that serve no sub-vector.
+        left: Share of the energy of what was fitted to that is left after coding it by the
+            entries but the first.
+        dead: Entries but the first that serve no sub-vector.
     """
 
     codebook: NDArray[np.float16]
@@ -44,7 +49,7 @@ def fit_product(
     Args:
         rows: ``(H, N, D)`` finite floats.
         sub_dim: Channels of a sub-vector, ``s``, a divisor of ``D``.
-        entries: Entries of a codebook, ``K``.
+        entries: Entries of a codebook, ``K``, at least 2.
         books: What shares a codebook: all sub-vectors of the layer, those of a head, or those
             at the same channels of a head.
         points: Sub-vectors that a codebook is fitted to at most, spread evenly over its heads,
@@ -66,7 +71,9 @@ def fit_product(
     count = cut.shape[2]
     if count > points:
         cut = cut[:, :, np.arange(points) * count // points]
-    found = kmeans(cut, entries, seed=seed, rounds=rounds)
+    found = kmeans(cut, entries - 1, seed=seed, rounds=rounds)
+    zero = np.zeros((*cut.shape[:2], 1, sub_dim), dtype=np.float32)
+    codebook = np.concatenate([zero, found.centroids], axis=2).astype(np.float16)
     energy = np.square(cut, dtype=np.float64).sum(axis=-1).mean(axis=-1).sum()
     left = float(found.objective[-1].sum() / energy) if energy else 0.0
-    return ProductBooks(found.centroids.astype(np.float16), left, int(found.dead.sum()))
+    return ProductBooks(codebook, left, int(found.dead.sum()))

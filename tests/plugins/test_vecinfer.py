@@ -174,6 +174,14 @@ def test_a_codebook_that_holds_the_data_loses_nothing() -> None:
     np.testing.assert_array_equal(got_values, values)
 
 
+@pytest.mark.parametrize("options", [{}, {"codebook": "random"}])
+def test_what_is_nothing_stays_nothing(options: dict[str, str]) -> None:
+    codec = method(centre="none", **options).bind(LAYER)
+    nothing = mx.zeros((1, 2, 5, 64))
+    for got in decoded(codec, nothing, nothing):
+        assert not got.any().item()
+
+
 def test_a_shared_head_is_a_head_for_each_of_its_queries() -> None:
     vecinfer = method(codebooks="sub-space")
     tables = dict(synthetic_calibration().tables(vecinfer, LAYER))
