@@ -10,7 +10,7 @@ from attrs import frozen
 from kvcompress.calibrate import LayerSamples, calibration_of
 from kvcompress.calibrate.contract import Tables
 from kvcompress.codec import KVCodec, Pipeline
-from kvcompress.config import choice, integer
+from kvcompress.config import choice, illegal, integer
 from kvcompress.errors import ConfigError
 from kvcompress.fit.product import fit_product
 from kvcompress.layers import LayerSpec
@@ -72,6 +72,11 @@ class CommVQ(Method):
     )
     seed: int = integer(0, low=0, help="Seed of the fit.")
     calibration: Any = calibration_field()
+
+    def check(self) -> None:
+        """Refuse options that exclude each other: few random stages say nothing of a key."""
+        if self.codebook == "random" and self.stages is not None:
+            raise illegal(self, "stages", "None for codebook='random'")
 
     @property
     def centroids(self) -> int:
