@@ -33,7 +33,7 @@ class CommVQ(Method):
     """``k = mean + gain * sum_r (z_a + i z_b)_r``, complex for each pair that RoPE turns.
 
     Keys are coded before RoPE, all channels of a head by one index of 12 bits a stage; the gain is
-    one number a token for all heads (section 4.1). A stage's 4096 centres come from one table of 64
+    one number a token for all heads. A stage's 4096 centres come from one table of 64
     complex vectors: turning a decoded key is turning the table. Tables are fitted by expectation
     maximisation, stage by stage.
 

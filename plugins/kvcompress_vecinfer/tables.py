@@ -48,7 +48,7 @@ def spread(samples: LayerSamples, seed: int) -> LayerSamples:
 
 
 def channel_scale(keys: NDArray[np.float32]) -> NDArray[np.float32]:
-    """``sqrt(max |k|)`` of every channel (VecInfer, Eq. 5), a positive number also for dead ones.
+    """``sqrt(max |k|)`` of every channel; a positive number also for dead ones.
 
     Args:
         keys: ``(N, H, D)``.
