@@ -66,13 +66,19 @@ COLUMNS: Final = (
     Column("top-1", "top1", _percent),
     Column("recall", "retrieval_recall", _percent),
     Column("copy", "retrieval_copy", _percent),
-    Column("tok/s", "decode_tokens_per_second", _decimals(1)),
 )
+
+TOKENS_A_SECOND: Final = Column("tok/s", "decode_tokens_per_second", _decimals(1))
 
 
 def columns_of(report: Report) -> tuple[Column, ...]:
-    """The standing columns and those of the metrics and workloads that plugins added."""
+    """The standing columns and those of the metrics and workloads that plugins added.
+
+    Without the time of a token where no row has one: a protocol may leave it out.
+    """
+    timed = any(row.value(TOKENS_A_SECOND.measure) is not None for row in report.rows)
+    standing = (*COLUMNS, TOKENS_A_SECOND) if timed else COLUMNS
     added = tuple(
         Column(about["title"], name, _decimals(4)) for name, about in report.added.items()
     )
-    return (*COLUMNS, *added)
+    return (*standing, *added)

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from kvcompress.compare.columns import columns_of
+from kvcompress.compare.columns import TOKENS_A_SECOND, columns_of
 from kvcompress.compare.report import Report
 
 if TYPE_CHECKING:
@@ -96,9 +96,10 @@ def legend(report: Report) -> Iterator[str]:
         f"{_EXACT_BITS.get(dtype, '?')} bits. 'smaller' compares MB with a float16 cache of the "
         f"same tokens{_full_precision_note(dtype)}."
     )
-    yield (
-        "peak MB: the most that reading and scoring took beyond the model. tok/s: one token at a "
-        "time, at this length, on this machine."
+    yield "peak MB: the most that reading and scoring took beyond the model." + (
+        " tok/s: one token at a time, at this length, on this machine."
+        if TOKENS_A_SECOND in columns_of(report)
+        else ""
     )
     fitted = report.provenance.get("calibration")
     if fitted and fitted["text"]:
