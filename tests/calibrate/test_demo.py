@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from kvcompress.calibrate import demo
+from kvcompress.calibrate.api import HELD_OUT, TOKENS_PER_CENTROID
 from kvcompress.calibrate.demo import demo_calibration
 from kvcompress.calibrate.file import to_bytes
+from kvcompress.calibrate.recorder import SKIP
+from kvcompress.calibrate.windows import WINDOW
 from kvcompress.models.embedded import CACHE_VARIABLE, MANIFEST
 from kvcompress.text import Text
 from tests.calibrate.fakes import PROSE, ByteTokenizer, Peak, Plain, tiny_llama
@@ -21,6 +24,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from kvcompress.calibrate import demo
+from kvcompress.calibrate.api import HELD_OUT, TOKENS_PER_CENTROID
 from kvcompress.text import Text
 from tests.calibrate.fakes import PROSE, ByteTokenizer, Peak, tiny_llama
 
@@ -150,3 +154,10 @@ def test_two_processes_make_it_once_between_them(cache: Path, tmp_path: Path) ->
     assert [process.returncode for process in both] == [0, 0]
     assert outputs[0] == outputs[1] != ""
     assert log.read_text() == "loaded "
+
+
+def test_there_are_tokens_enough_for_codebooks_of_8_bits() -> None:
+    windows = -(-demo.TOKENS // WINDOW)
+    sampled = demo.TOKENS - SKIP * windows
+    held = min(HELD_OUT, sampled // 16)
+    assert sampled - held >= 256 * TOKENS_PER_CENTROID

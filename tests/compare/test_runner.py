@@ -9,9 +9,20 @@ from typing import Any
 import attrs
 import pytest
 
-from kvcompress.calibrate import calibrate
-from kvcompress.compare import Observer, Protocol, Report, Row, compare, runner
+from kvcompress import list_methods
+from kvcompress.calibrate import calibrate, demo
+from kvcompress.compare import (
+    DEFAULT_METHODS,
+    YARDSTICKS,
+    Observer,
+    Protocol,
+    Report,
+    Row,
+    compare,
+    runner,
+)
 from kvcompress.compare.job import Job
+from kvcompress.compare.methods import expand
 from kvcompress.compare.runner import run_job
 from kvcompress.errors import ConfigError, UnknownMethod, UnsupportedModel
 from kvcompress.models import load_model
@@ -20,6 +31,11 @@ from kvcompress.text import load_text
 SHORT = Protocol(
     name="short", context=300, windows=2, scored=64, step=16, chunk=128, retrieval=1600, decode=2
 )
+
+
+def test_every_method_that_comes_along_is_shown_by_default() -> None:
+    shown = {spec.name for spec in expand((*YARDSTICKS, *DEFAULT_METHODS))}
+    assert shown == {row.name for row in list_methods() if row.distribution == "kvcompress"}
 
 
 class Witness(Observer):
@@ -220,7 +236,7 @@ def test_the_embedded_model_is_calibrated_for_the_rows_that_need_it(
     assert rows["misfit"].error == "ArithmeticError: these tokens are not to its taste"
     provenance = report.provenance["calibration"]
     assert provenance["text"]["name"] == "prose-calibration"
-    assert (provenance["tokens"], provenance["seed"]) == (8192, 0)
+    assert (provenance["tokens"], provenance["seed"]) == (demo.TOKENS, 0)
     assert provenance["methods"] == ["rows entries=16"]
     for label in ("rows", "turboquant:centre=calibrated"):
         assert rows[label].config["calibration"] == provenance["fingerprint"]
