@@ -20,7 +20,7 @@ ENTRIES: Final = 64  # of a table: two choices of 6 bits make the 12 of a stage
 TOKENS: Final = 4096  # that tables are fitted to at most
 
 _ROUNDS = 6  # twice as many gain less than twice the tokens, and cost as much
-_TOKENS_A_ROUND = 512  # a few tokens have little to teach, which two rounds learn as well
+_TOKENS_A_ROUND = 512  # beyond the first two rounds: few tokens have less to teach
 _HELD_OUT = 8  # of so many tokens one is not fitted to, but decides how long entries are
 _COUNTED = 4  # of so many tokens one is coded to find entries that serve none
 
