@@ -10,29 +10,48 @@ from attrs import field, frozen
 from kvcompress.errors import ConfigError
 from kvcompress.layers import LayerSpec, Positions, Rotary
 from kvcompress.schema import Field, Schema
-from kvcompress.stages.base import Coder, Fields, Transform
+from kvcompress.stages.base import Careful, CarefulCoder, Coder, Fields, Transform
 from kvcompress.stages.centre import Centre, no_centre
 from kvcompress.stages.rope import PostRope, Queries, RopePolicy
 
 _CONSTANT_DTYPE = "float32"
+_RECEIVED_BYTES = 4  # a float32 a token
 
 
 @frozen(eq=False)
 class Pipeline:
-    """``centre -> transform -> coder`` for the keys or the values of a layer."""
+    """``centre -> transform -> coder`` for the keys or the values of a layer.
+
+    Attributes:
+        transform: Maps the channels.
+        coder: Codes what it gives.
+        centre: Is taken out before both.
+        careful: The coder, where it has a careful assignment and a plain one.
+    """
 
     transform: Transform
     coder: Coder
     centre: Centre = field(factory=no_centre)
+    careful: CarefulCoder | None = field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        two = isinstance(self.coder, CarefulCoder) and self.coder.assignments > 1
+        object.__setattr__(self, "careful", self.coder if two else None)
 
     @property
     def table_bytes(self) -> int:
         """Bytes of the tables that all sequences share."""
         return self.transform.table_bytes + self.coder.table_bytes + self.centre.table_bytes
 
-    def encode(self, x: mx.array) -> dict[str, mx.array]:
-        """Centred vectors ``(B, H, T, D)`` float32 to stored fields."""
-        return self.coder.encode(self.transform.forward(x))
+    def encode(self, x: mx.array, careful: Careful = True) -> dict[str, mx.array]:
+        """Centred vectors ``(B, H, T, D)`` float32 to stored fields.
+
+        Args:
+            x: The vectors.
+            careful: The tokens for the careful assignment, where the coder has two.
+        """
+        z, coder = self.transform.forward(x), self.careful
+        return self.coder.encode(z) if coder is None else coder.encode(z, careful)
 
     def decode(self, fields: Fields) -> mx.array:
         """Stored fields to centred vectors ``(B, H, T, D)`` float32."""
@@ -75,6 +94,9 @@ class KVCodec:
         rope: The frame in which keys are coded, and how queries meet them.
         attend_fraction: How much of the coded tokens a step of few queries reads, above 0; 1 reads
             all (:mod:`kvcompress.attention.selection`).
+        careful_fraction: For how many of the tokens that a cache codes it asks for the careful
+            assignment, where the key coder has two: those that were attended to most
+            (:mod:`kvcompress.cache.received`).
         schema: What is stored, derived from the pipelines.
     """
 
@@ -83,6 +105,7 @@ class KVCodec:
     values: Pipeline
     rope: RopePolicy = field(factory=PostRope)
     attend_fraction: float = 1.0
+    careful_fraction: float = 1.0
     schema: Schema = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -90,6 +113,10 @@ class KVCodec:
         if not 0 < self.attend_fraction <= 1:
             raise ConfigError(
                 f"codec: attend_fraction must be above 0 and at most 1 (got {self.attend_fraction})"
+            )
+        if not 0 <= self.careful_fraction <= 1:
+            raise ConfigError(
+                f"codec: careful_fraction must be from 0 to 1 (got {self.careful_fraction})"
             )
         for name, pipeline, dim in (
             ("keys", self.keys, layer.head_dim),
@@ -115,7 +142,12 @@ class KVCodec:
             ]
             if pipeline.centre.tokens:
                 constants.append(Field(prefix + "mean", _CONSTANT_DTYPE, dim, self.layer.kv_heads))
-        return Schema(tuple(fields), tuple(constants))
+        return Schema(tuple(fields), tuple(constants), _RECEIVED_BYTES if self.chooses else 0)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether some tokens are to get the careful assignment and some not."""
+        return 0 < self.careful_fraction < 1 and self.keys.careful is not None
 
     @property
     def table_bytes(self) -> int:
@@ -164,6 +196,7 @@ class KVCodec:
         values: mx.array,
         positions: Positions,
         constants: Fields | None = None,
+        careful: mx.array | None = None,
     ) -> Codes:
         """Code tokens.
 
@@ -173,6 +206,8 @@ class KVCodec:
             positions: The ``T`` positions of the tokens.
             constants: What :meth:`begin` gave for the sequence; ``None`` takes these tokens as
                 the sequence's first.
+            careful: ``(B, T)`` bool, the tokens that get the careful assignment; ``None`` for all,
+                or for none where :attr:`careful_fraction` is 0.
 
         Returns:
             The codes, lazily.
@@ -183,15 +218,35 @@ class KVCodec:
             batch = keys.shape[0]
             empty = {f.name: f.allocate(batch, 0) for f in self.schema.fields}
             return Codes(empty, dict(constants))
-        mean = self._mean("k.", constants)
-        plain = self.rope.to_code(keys.astype(mx.float32), mean, self._rotary, positions)
-        coded_keys = self.keys.encode(plain)
+        marks: Careful = self.careful_fraction > 0 if careful is None else careful
+        coded_keys = self.keys.encode(self._plain_keys(keys, positions, constants), marks)
         mean = self._mean("v.", constants)
         centred = values.astype(mx.float32)
-        coded_values = self.values.encode(centred if mean is None else centred - mean)
+        coded_values = self.values.encode(centred if mean is None else centred - mean, marks)
         fields = {f"k.{name}": array for name, array in coded_keys.items()}
         fields |= {f"v.{name}": array for name, array in coded_values.items()}
         return Codes(fields, dict(constants))
+
+    def _plain_keys(self, keys: mx.array, positions: Positions, constants: Fields) -> mx.array:
+        mean = self._mean("k.", constants)
+        return self.rope.to_code(keys.astype(mx.float32), mean, self._rotary, positions)
+
+    def importance(self, keys: mx.array, positions: Positions, constants: Fields) -> mx.array:
+        """How much each token's key is worth care, for want of its queries: ``(B, T)`` float32.
+
+        Args:
+            keys: ``(B, Hkv, T, D)`` post-RoPE.
+            positions: The tokens' positions.
+            constants: The sequence's.
+
+        Raises:
+            ConfigError: The key coder has one assignment only.
+        """
+        coder = self.keys.careful
+        if coder is None:
+            raise ConfigError("codec: importance needs a key coder with two assignments")
+        plain = self._plain_keys(keys, positions, constants)
+        return coder.importance(self.keys.transform.forward(plain))
 
     def decode(self, codes: Codes, positions: Positions) -> tuple[mx.array, mx.array]:
         """Keys ``(B, Hkv, T, D)``, rotated as they came, and values ``(B, Hkv, T, Dv)``.

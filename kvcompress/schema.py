@@ -49,10 +49,16 @@ class Schema:
     """The fields of a codec: those kept for each token, and those kept once a sequence.
 
     The law: the bytes that this arithmetic predicts are the bytes that a cache stores.
+
+    Attributes:
+        fields: What is kept for a coded token.
+        constants: What is kept once.
+        exact_bytes: Bytes that a token takes while it is exact, beside its key and value.
     """
 
     fields: tuple[Field, ...]
     constants: tuple[Field, ...] = ()
+    exact_bytes: int = 0
 
     @property
     def bytes_per_token(self) -> int:

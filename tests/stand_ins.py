@@ -12,7 +12,7 @@ from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.codec import KVCodec, Pipeline
 from kvcompress.layers import LayerSpec, Rotary
 from kvcompress.schema import Field
-from kvcompress.stages.base import DecodingCoder, Fields
+from kvcompress.stages.base import Careful, DecodingCoder, Fields
 from kvcompress.stages.centre import no_centre, sequence_centre
 from kvcompress.stages.rope import PostRope, RopePolicy
 
@@ -55,6 +55,24 @@ class Rounded(DecodingCoder):
 
 
 @frozen
+class Marked(Rounded):
+    """Stores also which tokens it was told to take care of."""
+
+    assignments: int = 2
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return (*super().fields, Field("mark", "uint8", 1, 1))
+
+    def encode(self, z: mx.array, careful: Careful = True) -> dict[str, mx.array]:
+        marks = mx.broadcast_to(mx.array(careful), (z.shape[0], z.shape[2]))
+        return {**super().encode(z), "mark": marks[:, None, :, None].astype(mx.uint8)}
+
+    def importance(self, z: mx.array) -> mx.array:
+        return mx.square(z).sum(axis=(1, 3))
+
+
+@frozen
 class StandIn:
     """A method with the options that the cache reads."""
 
@@ -66,6 +84,8 @@ class StandIn:
     warmup: int = 0
     rope: RopePolicy = field(factory=PostRope)
     attend_fraction: float = 1.0
+    careful_fraction: float = 1.0
+    marked: bool = False
     name: str = "stand-in"
     fingerprint: str = "stand-in"
 
@@ -77,7 +97,8 @@ class StandIn:
 
     def bind(self, layer: LayerSpec) -> KVCodec:
         centre = sequence_centre(self.warmup) if self.warmup else no_centre()
-        keys = Rounded(layer.head_dim, layer.kv_heads, self.steps)
+        kind = Marked if self.marked else Rounded
+        keys = kind(layer.head_dim, layer.kv_heads, self.steps)
         values = Rounded(layer.value_dim, layer.kv_heads, self.steps)
         return KVCodec(
             layer,
@@ -85,6 +106,7 @@ class StandIn:
             Pipeline(Same(layer.value_dim), values, centre),
             self.rope,
             self.attend_fraction,
+            self.careful_fraction,
         )
 
 

@@ -7,7 +7,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcompress.codec import KVCodec, Pipeline
+from kvcompress.codec import Codes, KVCodec, Pipeline
 from kvcompress.errors import ConfigError
 from kvcompress.stages.centre import fixed_centre
 from kvcompress.stages.rope import PostRope, PreRope, RopePolicy
@@ -71,6 +71,45 @@ def test_the_first_tokens_mean_is_frozen() -> None:
     np.testing.assert_allclose(
         np.array(constants["k.mean"]), np.array(plain)[:, :, :6].mean(2, keepdims=True), atol=1e-6
     )
+
+
+def marks(codes: Codes) -> list[int]:
+    return np.array(codes.fields["k.mark"])[0, 0, :, 0].tolist()
+
+
+def test_marks_reach_the_key_coder() -> None:
+    _, k, v = tokens(9)
+    some = mx.arange(9)[None] % 3 == 0
+    codec = StandIn(marked=True, careful_fraction=0.3).bind(LAYER)
+    assert codec.chooses
+    assert marks(codec.encode(k, v, range(9))) == [1] * 9
+    assert marks(codec.encode(k, v, range(9), careful=some)) == [1, 0, 0] * 3
+    none = StandIn(marked=True, careful_fraction=0.0).bind(LAYER)
+    assert not none.chooses
+    assert marks(none.encode(k, v, range(9))) == [0] * 9
+    one = StandIn(careful_fraction=0.3).bind(LAYER)
+    assert not one.chooses
+    assert one.encode(k, v, range(9), careful=some).tokens == 9
+    assert (codec.schema.exact_bytes, none.schema.exact_bytes, one.schema.exact_bytes) == (4, 0, 0)
+
+
+@given(rope=ROPES)
+def test_importance_is_that_of_the_centred_key_in_the_codes_frame(rope: RopePolicy) -> None:
+    codec = StandIn(marked=True, careful_fraction=0.5, warmup=6, rope=rope).bind(LAYER)
+    _, k, v = tokens(30)
+    constants = codec.begin(k, v, range(30))
+    got = codec.importance(k[:, :, 10:], range(10, 30), constants)
+    plain = LAYER.rotary.unrotate(k, range(30)) if LAYER.rotary else k
+    centred = np.array(plain)[:, :, 10:] - np.array(constants["k.mean"])
+    np.testing.assert_allclose(got, np.square(centred).sum((1, 3)), rtol=1e-4)
+    with pytest.raises(ConfigError, match="two assignments"):
+        StandIn().bind(LAYER).importance(k, range(30), {})
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.5, float("nan")])
+def test_fractions_of_care_are_from_0_to_1(fraction: float) -> None:
+    with pytest.raises(ConfigError, match=r"careful_fraction must be from 0 to 1 \(got"):
+        StandIn(careful_fraction=fraction).bind(LAYER)
 
 
 def test_decoding_saturates_rather_than_overflows() -> None:

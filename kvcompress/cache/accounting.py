@@ -23,7 +23,7 @@ class LayerReport:
     Attributes:
         tokens_seen: Tokens given to the cache and not trimmed.
         tokens_exact: Of these, kept as they came.
-        tokens_retrieved: Of the coded ones, those that got a more careful assignment.
+        tokens_retrieved: Of the coded ones, those that got the more careful of two assignments.
         compressed_key_bytes: Codes and side information of the coded tokens' keys.
         compressed_value_bytes: The same of their values.
         fp16_key_bytes: What the coded tokens' keys would take in float16.
@@ -97,6 +97,7 @@ class CacheReport(LayerReport):
 def predict_bytes(layer: LayerSpec, schema: Schema, coded: int, exact: int, batch: int = 1) -> int:
     """Bytes of ``coded`` and ``exact`` tokens of one layer, by arithmetic alone."""
     row = layer.kv_heads * (layer.head_dim + layer.value_dim) * layer.mx_dtype.size
+    row += schema.exact_bytes
     once = schema.constant_bytes if coded else 0
     return batch * (coded * schema.bytes_per_token + exact * row + once)
 
@@ -111,7 +112,7 @@ def layer_report(cache: CompressedKVCache) -> LayerReport:
     return LayerReport(
         tokens_seen=cache.offset,
         tokens_exact=exact,
-        tokens_retrieved=0,
+        tokens_retrieved=cache.tokens_retrieved,
         compressed_key_bytes=batch * coded * schema.part_bytes("k."),
         compressed_value_bytes=batch * coded * schema.part_bytes("v."),
         fp16_key_bytes=coded * per_token * layer.head_dim * _FP16,

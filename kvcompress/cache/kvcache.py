@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from kvcompress.attention import DEFAULT_BUDGET
 from kvcompress.cache.accounting import LayerReport, layer_report
+from kvcompress.cache.chunk import check_chunk
+from kvcompress.cache.coding import Coding
+from kvcompress.cache.received import Witness, retrieved
 from kvcompress.cache.step import Step
 from kvcompress.cache.store import CodeStore, ExactRows
 from kvcompress.cache.view import View, view
@@ -21,8 +25,6 @@ if TYPE_CHECKING:
     from kvcompress.cache.dispatch import Lease
     from kvcompress.method import CompressionMethod
 
-_ENCODE_TOKENS = 2048  # tokens coded at once; bounds what encoding holds
-
 
 class CompressedKVCache:
     """A layer's keys and values: the first and last tokens exact, the rest as codes.
@@ -30,6 +32,9 @@ class CompressedKVCache:
     How many tokens are coded depends on how many were seen, never on how they arrived: whole
     blocks beyond the sinks and the window. A query attends exactly to the sinks, to its own
     chunk, and to what was exact when the chunk arrived; to the rest through the codes.
+
+    A codec with a careful assignment for some tokens has its cache wait with a step's coding until
+    the step's queries were seen, or until anything else looks at it.
 
     Args:
         method: The method, which gives ``window``, ``sinks`` and ``block``.
@@ -57,6 +62,8 @@ class CompressedKVCache:
         self.lease = lease
         self.shared = shared
         self._step: Step | None = None
+        self._due: tuple[mx.array, mx.array, int] | None = None  # to code once queries were seen
+        self._ticket: object = None  # of the step whose queries are to be seen
         self._budget = budget
         self.exact = ExactRows()
         self.store = CodeStore(codec.schema)
@@ -102,22 +109,52 @@ class CompressedKVCache:
 
     def advance(self, keys: mx.array, values: mx.array) -> Step:
         """Add a chunk; what its queries attend to."""
-        self._check(keys, values)
+        check_chunk(self.method.name, self.layer, self.batch, keys, values)
         seen = self.offset + keys.shape[2]
         target = max(self.coded_at(seen), self.store.tokens)
         blocks, sinks, sealed = self._coded_part()
         constants = self.constants
+        if self.codec.chooses:
+            self.exact.unjudged(keys.shape[0], self.exact.used + keys.shape[2])
         if target == self.store.tokens:
             self.exact.append(keys, values, self._steady)
             all_keys, all_values = self.exact.rows()
         else:
             all_keys, all_values = self._joined(keys, values)
-            self._code(all_keys, all_values, target)
+            self._due = all_keys, all_values, target
         step = Step(self.codec, blocks, constants, all_keys, all_values, sinks, self._budget)
-        step.settle = [*self.exact.arrays(), *self.store.arrays(since=sealed)]
         self.offset = seen
         self._step = step if self.shared else None
+        if self.codec.chooses and self.method.window > 0:
+            ticket = self._ticket = object()
+            tell = partial(self._judge, ticket, sealed)
+            step.witness = Witness(self.method.window, self.method.sinks, tell)
+        else:
+            self.complete()
+        if self._due is None:
+            step.settle = self._settle(sealed)
         return step
+
+    def _settle(self, sealed: int) -> list[mx.array]:
+        return [*self.exact.arrays(), *self.store.arrays(since=sealed)]
+
+    def _judge(self, ticket: object, sealed: int, given: mx.array) -> list[mx.array]:
+        """Add what a step's exact rows received, ``(B, n)``, and code what was waiting for it."""
+        if ticket is not self._ticket or self.exact.received is None:
+            return []
+        self.exact.received = self.exact.received + given[:, None, :, None]
+        self.complete()
+        return self._settle(sealed)
+
+    def complete(self) -> None:
+        """Code what waits for a step's queries, by what is known so far.
+
+        Done of itself when attention has seen them, and when anything else looks at the cache.
+        """
+        if self._due is not None:
+            due, self._due, self._ticket = self._due, None, None
+            how = Coding(self.codec, self.method.sinks, self._block, self._steady)
+            self.constants = how.code(self.exact, self.store, self.constants, *due)
 
     def _coded_part(self) -> tuple[list[tuple[dict[str, mx.array], int]], int, int]:
         """Runs of codes, how many exact rows come before them, and the sealed runs' number."""
@@ -135,61 +172,12 @@ class CompressedKVCache:
             mx.concatenate([old_values, values], axis=2),
         )
 
-    def _code(self, keys: mx.array, values: mx.array, target: int) -> None:
-        """Code the rows after the sinks until ``target`` tokens are coded; keep the others."""
-        first = self.method.sinks
-        done = self.store.tokens
-        start, stop = first, first + target - done
-        if not done:
-            warm = slice(start, start + max(self.codec.warmup, 1))
-            self.constants = self.codec.begin(
-                keys[:, :, warm], values[:, :, warm], range(first, first + warm.stop - warm.start)
-            )
-        for begin in range(start, stop, _ENCODE_TOKENS):
-            end = min(begin + _ENCODE_TOKENS, stop)
-            position = first + done + begin - start
-            codes = self.codec.encode(
-                keys[:, :, begin:end],
-                values[:, :, begin:end],
-                range(position, position + end - begin),
-                self.constants,
-            )
-            self.store.append(codes.fields, end - begin)
-        self.exact.replace(_without(keys, start, stop), _without(values, start, stop), self._steady)
-
-    def _check(self, keys: mx.array, values: mx.array) -> None:
-        layer = self.layer
-        for name, array, dim in (
-            ("keys", keys, layer.head_dim),
-            ("values", values, layer.value_dim),
-        ):
-            if array.ndim != 4 or array.shape[1] != layer.kv_heads or array.shape[3] != dim:
-                raise ConfigError(
-                    f"{self.method.name}: layer {layer.index}: {name} must have shape "
-                    f"(B, {layer.kv_heads}, L, {dim}) (got {tuple(array.shape)})"
-                )
-            if array.dtype != layer.mx_dtype:
-                raise ConfigError(
-                    f"{self.method.name}: layer {layer.index}: {name} must be {layer.dtype} as "
-                    f"when the cache was made (got {str(array.dtype).removeprefix('mlx.core.')}); "
-                    f"make a new cache after changing the model's dtype"
-                )
-        if keys.shape[:3] != values.shape[:3]:
-            raise ConfigError(
-                f"{self.method.name}: layer {layer.index}: keys and values must have the same "
-                f"tokens (got {tuple(keys.shape)} and {tuple(values.shape)})"
-            )
-        if self.batch not in (0, keys.shape[0]):
-            raise ConfigError(
-                f"{self.method.name}: layer {layer.index}: the batch size must stay "
-                f"{self.batch} (got {keys.shape[0]})"
-            )
-
     def keys_and_values(self) -> tuple[View, View]:
         """The cache as it stands, in the model's frame: what a next step would attend to.
 
         Within a step of a shared cache, what its own layer attends to.
         """
+        self.complete()
         step = self._step or self.now()
         dense_keys, dense_values = step.dense
         return view(dense_keys, step, "key"), view(dense_values, step, "value")
@@ -198,6 +186,7 @@ class CompressedKVCache:
         """What a next step would attend to."""
         if self.empty():
             raise ConfigError(f"{self.method.name}: layer {self.layer.index}: the cache is empty")
+        self.complete()
         blocks, sinks, _ = self._coded_part()
         keys, values = self._rows()
         return Step(self.codec, blocks, self.constants, keys, values, sinks, self._budget)
@@ -242,21 +231,23 @@ class CompressedKVCache:
         Returns:
             How many were forgotten: ``n``, or all there were.
         """
-        self._step = None
+        self.complete()
+        self._step = self._ticket = None
         n = max(0, min(n, self.offset))
         sinks = min(self.method.sinks, self.exact.used) if self.store.tokens else 0
         recent = min(n, self.exact.used - sinks)
-        self.exact.used -= recent
+        self.exact.forget(recent)
         coded = min(n - recent, self.store.tokens)
         if coded:
             self.store.keep(self.store.tokens - coded)
             if not self.store.tokens:
                 self.constants = {}
-        self.exact.used -= n - recent - coded
+        self.exact.forget(n - recent - coded)
         self.offset -= n
         return n
 
     def _arrays(self) -> Any:
+        self.complete()
         yield from self.exact.arrays()
         yield from self.store.arrays()
         yield from self.constants.values()
@@ -264,7 +255,14 @@ class CompressedKVCache:
     @property
     def tokens_coded(self) -> int:
         """Tokens held as codes."""
-        return self.store.tokens
+        return self.store.tokens if self._due is None else self._due[2]
+
+    @property
+    def tokens_retrieved(self) -> int:
+        """Of these, those that got the more careful of two assignments."""
+        if self.codec.keys.careful is None:
+            return 0
+        return retrieved(self.tokens_coded, self._block, self.codec.careful_fraction)
 
     @property
     def batch(self) -> int:
@@ -275,6 +273,7 @@ class CompressedKVCache:
     @property
     def reserved_bytes(self) -> int:
         """Bytes of the room that is held for tokens to come."""
+        self.complete()
         held = [(a, self.exact.used) for a in self.exact.arrays()]
         held += [(a, self.store.used) for a in self.store.tail.values()]
         return sum(int(a.nbytes) // a.shape[2] * (a.shape[2] - used) for a, used in held if a.size)
@@ -301,7 +300,7 @@ class CompressedKVCache:
     def state(self, state: tuple[Any, ...]) -> None:
         from kvcompress.cache.state import unpack_state
 
-        self._step = None
+        self._step = self._ticket = self._due = None
         unpack_state(self, state)
 
     @classmethod
@@ -323,6 +322,7 @@ class CompressedKVCache:
         new = CompressedKVCache(
             self.method, self.layer, self.codec, self.lease, self.shared, self._budget
         )
+        self.complete()
         new.offset = self.offset
         new.exact = self.exact.copy()
         new.store = self.store.copy()
@@ -332,12 +332,5 @@ class CompressedKVCache:
     def __repr__(self) -> str:
         return (
             f"CompressedKVCache({self.method.name}, layer {self.layer.index}, "
-            f"{self.offset} tokens, {self.store.tokens} coded)"
+            f"{self.offset} tokens, {self.tokens_coded} coded)"
         )
-
-
-def _without(x: mx.array, start: int, stop: int) -> mx.array:
-    """Rows of the token axis outside ``start:stop``."""
-    if start == 0:
-        return x[:, :, stop:]
-    return mx.concatenate([x[:, :, :start], x[:, :, stop:]], axis=2)

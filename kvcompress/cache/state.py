@@ -43,6 +43,7 @@ def _key(identity: dict[str, Any]) -> str:
 
 def pack_state(cache: CompressedKVCache) -> State:
     """Header and arrays of a cache, as they are held."""
+    cache.complete()
     identity = _identity(cache)
     key = _key(identity)
     _methods[key], _codecs[key] = cache.method, cache.codec
@@ -51,9 +52,10 @@ def pack_state(cache: CompressedKVCache) -> State:
 
 def compact_state(cache: CompressedKVCache) -> State:
     """The same without room to grow, for a file."""
+    cache.complete()
     exact = ExactRows()
     if cache.exact.used:
-        exact = ExactRows(*cache.exact.rows(), cache.exact.used)
+        exact = ExactRows(*cache.exact.rows(), cache.exact.used, cache.exact.received)
     blocks = [fields for fields, _ in cache.store.blocks()]
     tail = blocks.pop() if cache.store.used else {}
     store = CodeStore(cache.codec.schema, blocks, tail, cache.store.used)
@@ -147,6 +149,8 @@ def _fill(cache: CompressedKVCache, counts: dict[str, Any], arrays: list[mx.arra
     cache.exact = ExactRows()
     if counts["exact_arrays"]:
         cache.exact = ExactRows(next(rest), next(rest), counts["exact"])
+    if counts["exact_arrays"] > 2:
+        cache.exact.received = next(rest)
     cache.constants = {name: next(rest) for name in counts["constants"]}
     runs = [{name: next(rest) for name in names} for _ in range(blocks)]
     tail = runs.pop() if counts["tail"] else {}

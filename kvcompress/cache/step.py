@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from kvcompress.attention import CodedSegment, ExactSegment, Segment, attend, unread_share
 from kvcompress.attention.masks import Mask
+from kvcompress.cache.received import Witness, received
 from kvcompress.codec import Codes, KVCodec
 from kvcompress.stages.base import Fields
 
@@ -43,6 +44,7 @@ class Step:
         self._sinks = sinks
         self._budget = budget
         self.settle: list[mx.array] = []  # arrays to be computed with this step's output
+        self.witness: Witness | None = None  # wants to know what the first queries attend to
 
     @property
     def coded(self) -> int:
@@ -97,7 +99,29 @@ class Step:
                 sinks=sinks,
                 budget=self._budget,
             )
+        if self.witness is not None:
+            self._testify(queries, scale, mask, sinks)
         return self._settled(out)
+
+    def _testify(
+        self, queries: mx.array, scale: float, mask: Mask, logits: mx.array | None
+    ) -> None:
+        """Tell the witness, once."""
+        witness, self.witness = self.witness, None
+        if witness is None:
+            return
+        given = received(
+            queries,
+            self._keys,
+            self.coded,
+            window=witness.window,
+            sinks=witness.sinks,
+            scale=scale,
+            mask=mask,
+            logits=logits,
+            budget=self._budget,
+        )
+        self.settle = witness.tell(given) or self.settle
 
     def unread_share(
         self,

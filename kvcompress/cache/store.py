@@ -107,17 +107,25 @@ class CodeStore:
 
 @define(eq=False)
 class ExactRows:
-    """Keys and values kept as they came, ``(B, H, used, D)``: sinks first, then recent ones."""
+    """Keys and values kept as they came, ``(B, H, used, D)``: sinks first, then recent ones.
+
+    Attributes:
+        keys: The keys' buffer, with room for the next tokens.
+        values: The values' buffer.
+        used: Rows of the buffers that are tokens.
+        received: ``(B, 1, used, 1)`` float32, the attention that each row has received, without
+            room; ``None`` where that is of no account.
+    """
 
     keys: mx.array | None = None
     values: mx.array | None = None
     used: int = 0
+    received: mx.array | None = None
 
     def arrays(self) -> Iterator[mx.array]:
         """Every array held."""
-        if self.keys is not None and self.values is not None:
-            yield self.keys
-            yield self.values
+        parts = (self.keys, self.values, self.received)
+        yield from (part for part in parts if part is not None)
 
     def rows(self) -> tuple[mx.array, mx.array]:
         """The rows as they stand; there must be some."""
@@ -151,11 +159,23 @@ class ExactRows:
         self.keys, self.values, self.used = None, None, 0
         self.append(keys, values, steady)
 
+    def forget(self, count: int) -> None:
+        """Let go of the last ``count`` rows."""
+        self.used -= count
+        if self.received is not None:
+            self.received = self.received[:, :, : self.used] if self.used else None
+
+    def unjudged(self, batch: int, tokens: int) -> None:
+        """Let the rows that make ``tokens`` in all have received nothing yet."""
+        old = self.received
+        fresh = mx.zeros((batch, 1, tokens - (0 if old is None else old.shape[2]), 1))
+        self.received = fresh if old is None else mx.concatenate([old, fresh], axis=2)
+
     def copy(self) -> ExactRows:
         """Independent rows that share memory until one of the two writes."""
         if self.keys is None or self.values is None:
             return ExactRows()
-        return ExactRows(self.keys[...], self.values[...], self.used)
+        return ExactRows(self.keys[...], self.values[...], self.used, self.received)
 
 
 def _room(total: int, steady: int) -> int:

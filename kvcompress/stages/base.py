@@ -21,6 +21,9 @@ from kvcompress.schema import Field
 
 Fields = Mapping[str, mx.array]
 
+Careful = mx.array | bool
+"""Which tokens get the more careful of two assignments: ``(B, T)`` bool, or all or none."""
+
 
 @runtime_checkable
 class Transform(Protocol):
@@ -122,6 +125,28 @@ class Coder(Protocol):
 
     def mix(self, weights: mx.array, fields: Fields) -> mx.array:
         """``(B, H, M, T)`` float32 weights over ``T`` tokens: ``(B, H, M, D)``."""
+        ...
+
+
+@runtime_checkable
+class CarefulCoder(Coder, Protocol):
+    """A coder that may have two assignments to the same codes, of which one takes more care.
+
+    Laws: what a token is coded to depends on that token and its own mark alone, and it decodes
+    without the mark; all marked is what :meth:`encode` does by default.
+    """
+
+    @property
+    def assignments(self) -> int:
+        """1, where marks are of no account, or 2."""
+        ...
+
+    def encode(self, z: mx.array, careful: Careful = True) -> dict[str, mx.array]:
+        """``(B, H, T, D)`` float32 to one array a field."""
+        ...
+
+    def importance(self, z: mx.array) -> mx.array:
+        """How much it matters that a token is coded well, for want of its queries: ``(B, T)``."""
         ...
 
 

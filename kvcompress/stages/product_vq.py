@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from kvcompress.errors import ConfigError
 from kvcompress.stages.tables import chunked, gather, nearest
@@ -24,7 +24,7 @@ def evaluated(owner: str, name: str, values: np.ndarray | mx.array, dims: int) -
         ConfigError: It has other axes, or entries that are not finite.
     """
     table = values if isinstance(values, mx.array) else mx.array(np.asarray(values))
-    if table.dtype != mx.float16:
+    if table.dtype not in (mx.float16, mx.float32):
         table = table.astype(mx.float32)
     if table.ndim != dims:
         raise ConfigError(f"{owner}: {name} must have {dims} axes (got shape {table.shape})")
@@ -110,6 +110,24 @@ class ProductVQ:
         """Bytes of the codebook and the metric."""
         metric = 0 if self.metric is None else int(self.metric.nbytes)
         return int(self.codebook.nbytes) + metric
+
+    def plain(self) -> ProductVQ:
+        """The same codebook, with the nearest entry by the identity."""
+        return evolve(self, metric=None)
+
+    def energy(self, u: mx.array) -> mx.array:
+        """``u M u^T``: ``(B, H, T, D)`` float32 to ``(B, H, T)``.
+
+        With a metric ``E[q^T q]`` the expected square of a score.
+        """
+        n, size = self.codes, self.sub_dim
+
+        def energy_few(groups: mx.array) -> mx.array:
+            cut = groups.reshape(*groups.shape[:-1], n, size).swapaxes(3, 4)
+            seen = cut if self.metric is None else cut @ self.metric.astype(mx.float32)[:, None]
+            return (seen * cut).sum(axis=(3, 5))[..., None]
+
+        return chunked(energy_few, u, u.shape[1] * self.dim)[..., 0]
 
     def encode(self, u: mx.array) -> mx.array:
         """The nearest entries of ``(B, H, T, D)`` float32: ``(B, H, T, D / s)``, ties to the lower.

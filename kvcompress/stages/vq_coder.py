@@ -5,10 +5,12 @@ from __future__ import annotations
 import mlx.core as mx
 from attrs import field, frozen
 
+from kvcompress.errors import ConfigError
 from kvcompress.schema import Field
-from kvcompress.stages.base import Fields
+from kvcompress.stages.base import Careful, Fields
 from kvcompress.stages.gain import decode_gain, encode_gain, row_gain
 from kvcompress.stages.pack import pack, unpack, words
+from kvcompress.stages.product_vq import ProductVQ
 from kvcompress.stages.tables import TableQuantiser, table_scores, tables_pay
 
 
@@ -23,14 +25,22 @@ class VQCoder:
         quantiser: Codes the vectors, or with a gain the vectors divided by it.
         heads: Heads of a layer, ``H``.
         gain: Whether the root mean square over all heads and channels is taken out.
+        plain: A second assignment to the same codebook, for tokens that are not marked to be
+            coded with care; ``None`` where ``quantiser`` codes all.
     """
 
     quantiser: TableQuantiser
     heads: int
     gain: bool = False
+    plain: TableQuantiser | None = None
     _fields: tuple[Field, ...] = field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
+        if self.plain is not None and _sizes(self.plain) != _sizes(self.quantiser):
+            raise ConfigError(
+                f"VQCoder: plain must be of the quantiser's codebook, with (bits, codes, dim) "
+                f"{_sizes(self.quantiser)} (got {_sizes(self.plain)})"
+            )
         count, bits = self.quantiser.codes, self.quantiser.bits
         dtype, width = ("uint8", count) if bits == 8 else ("uint32", words(count, bits))
         codes = Field("codes", dtype, width, self.heads, payload_bits=count * bits)
@@ -44,19 +54,42 @@ class VQCoder:
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of the quantiser's tables."""
-        return self.quantiser.table_bytes
+        """Bytes of the quantiser's tables, and of a metric of the plain assignment's own."""
+        metric = self.plain.metric if isinstance(self.plain, ProductVQ) else None
+        return self.quantiser.table_bytes + (0 if metric is None else int(metric.nbytes))
 
-    def encode(self, z: mx.array) -> dict[str, mx.array]:
+    @property
+    def assignments(self) -> int:
+        """How many ways there are to the codes."""
+        return 1 if self.plain is None else 2
+
+    def encode(self, z: mx.array, careful: Careful = True) -> dict[str, mx.array]:
         """``(B, H, T, D)`` float32 to codes and gain."""
         if not self.gain:
-            return {"codes": self._write(self.quantiser.encode(z))}
+            return {"codes": self._write(self._assign(z, careful))}
         B, H, T, D = z.shape
         rms, _ = row_gain(z.swapaxes(1, 2).reshape(B, 1, T, H * D))
         gain = encode_gain(rms)
         scale = decode_gain(gain)  # what decoding multiplies by
         unit = z / mx.where(scale > 0, scale, 1.0)
-        return {"codes": self._write(self.quantiser.encode(unit)), "gain": gain}
+        return {"codes": self._write(self._assign(unit, careful)), "gain": gain}
+
+    def _assign(self, u: mx.array, careful: Careful) -> mx.array:
+        if self.plain is None or careful is True:
+            return self.quantiser.encode(u)
+        if careful is False:
+            return self.plain.encode(u)
+        marks = careful[:, None, :, None]
+        return mx.where(marks, self.quantiser.encode(u), self.plain.encode(u))
+
+    def importance(self, z: mx.array) -> mx.array:
+        """The expected square of a token's score, up to a factor: ``(B, H, T, D)`` to ``(B, T)``.
+
+        ``z M z^T`` with the metric of a product quantiser, else ``|z|^2``, summed over the heads.
+        """
+        if isinstance(self.quantiser, ProductVQ):
+            return self.quantiser.energy(z).sum(axis=1)
+        return mx.square(z).sum(axis=-1).sum(axis=1)
 
     def decode(self, fields: Fields) -> mx.array:
         """Stored fields to ``(B, H, T, D)`` float32."""
@@ -88,3 +121,7 @@ class VQCoder:
         if self.quantiser.bits == 8:
             return stored
         return unpack(stored, self.quantiser.bits, self.quantiser.codes)
+
+
+def _sizes(quantiser: TableQuantiser) -> tuple[int, int, int]:
+    return quantiser.bits, quantiser.codes, quantiser.dim

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from itertools import pairwise
 from typing import Any
 
@@ -278,6 +279,9 @@ def test_transient_memory_does_not_grow_with_what_is_not_read() -> None:
         segments, codes = split_up(codec, k, v, count - 64, 1)
         q = q[:, :, -4:]
         mx.eval(q, [s.codes.fields for s in segments if isinstance(s, CodedSegment)])
+        mx.eval([[s.keys, s.values] for s in segments if isinstance(s, ExactSegment)])
+        gc.collect()
+        mx.synchronize()
         mx.clear_cache()
         before = mx.get_active_memory()
         mx.reset_peak_memory()

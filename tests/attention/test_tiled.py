@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -79,7 +81,10 @@ def test_transient_memory_does_not_grow_with_the_number_of_tokens() -> None:
     def peak(count: int) -> int:
         q, _, _, codec, constants, segments = build(StandIn(), count, 0, count - 64, 1)
         q = q[:, :, -64:]
-        mx.eval(q, *[a for s in segments[1:] for a in s.codes.fields.values()])  # type: ignore[attr-defined]
+        rows = [segments[0].keys, segments[0].values]  # type: ignore[attr-defined]
+        mx.eval(q, *rows, *[a for s in segments[1:] for a in s.codes.fields.values()])  # type: ignore[attr-defined]
+        gc.collect()
+        mx.synchronize()
         mx.clear_cache()
         before = mx.get_active_memory()
         mx.reset_peak_memory()

@@ -101,6 +101,30 @@ def test_the_identity_as_a_metric_changes_nothing() -> None:
     assert weighed.table_bytes == plain.table_bytes + 64
 
 
+@pytest.mark.parametrize("heads", [1, HEADS])
+def test_energy_is_the_metrics_and_does_not_depend_on_chunks(heads: int) -> None:
+    root = normal(heads, 1, 4, 4)
+    metric = root @ root.swapaxes(-1, -2)
+    vq = ProductVQ(normal(1, 4, 8, 4), metric=metric)
+    x = rows(16, 90)
+    full = np.broadcast_to(metric, (HEADS, 4, 4, 4)).astype(np.float64)
+    e = cut(x, 4).astype(np.float64)
+    np.testing.assert_allclose(
+        vq.energy(x), np.einsum("bhtna,hnac,bhtnc->bht", e, full, e), rtol=1e-4
+    )
+    np.testing.assert_allclose(vq.plain().energy(x), np.square(e).sum((-1, -2)), rtol=1e-5)
+    parts = [vq.energy(x[:, :, i : i + 11]) for i in range(0, 90, 11)]
+    assert mx.array_equal(vq.energy(x), mx.concatenate(parts, axis=2))
+
+
+def test_the_plain_quantiser_shares_the_codebook() -> None:
+    full = ProductVQ(mx.array(normal(1, 4, 8, 4)), 16, np.eye(4)[None, None])
+    plain = full.plain()
+    assert plain.metric is None
+    assert plain.codebook is full.codebook
+    assert (plain.dim, plain.bits) == (16, 3)
+
+
 def test_many_tokens_are_encoded_in_bounded_memory() -> None:
     vq = product(64, 8, 8)
     x = mx.random.normal((1, HEADS, 8192, 64), key=mx.random.key(0))

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcompress.codec import KVCodec, Pipeline
+from kvcompress.errors import ConfigError
 from kvcompress.fit.kmeans import kmeans
 from kvcompress.layers import LayerSpec, Rotary
 from kvcompress.stages import vq_coder
-from kvcompress.stages.base import Coder
+from kvcompress.stages.base import CarefulCoder, Coder
 from kvcompress.stages.commuting_vq import CommutingVQ
 from kvcompress.stages.product_vq import ProductVQ
 from kvcompress.stages.residual_vq import ResidualVQ
@@ -166,6 +167,80 @@ def test_a_gain_pays_where_lengths_differ() -> None:
         return float((mx.square(coder.decode(coder.encode(test)) - test)).mean().item())
 
     assert error(True) < 0.8 * error(False)
+
+
+def weighed(dim: int, gain: bool = False) -> VQCoder:
+    """A coder that assigns by a metric with care, and without it plainly."""
+    root = normal(HEADS, dim // 4, 4, 4, seed=3)
+    metric = root @ root.swapaxes(-1, -2) + 0.1 * np.eye(4, dtype=np.float32)
+    careful = ProductVQ(product(dim, 5).codebook, metric=metric)
+    return VQCoder(careful, HEADS, gain=gain, plain=careful.plain())
+
+
+@pytest.mark.parametrize("gain", [False, True])
+def test_marked_tokens_are_assigned_with_care_and_others_plainly(gain: bool) -> None:
+    coder = weighed(16, gain)
+    assert isinstance(coder, CarefulCoder)
+    assert coder.assignments == 2
+    assert coder.plain is not None
+    z = rows(16, 40, batch=2)
+    careful = VQCoder(coder.quantiser, HEADS, gain=gain).encode(z)
+    plain = VQCoder(coder.plain, HEADS, gain=gain).encode(z)
+    assert not mx.array_equal(careful["codes"], plain["codes"])
+    marks = mx.array(np.random.default_rng(0).random((2, 40)) > 0.6)
+    mixed = coder.encode(z, marks)
+    for name, array in mixed.items():
+        assert mx.array_equal(coder.encode(z)[name], careful[name])
+        assert mx.array_equal(coder.encode(z, False)[name], plain[name])
+        wanted = mx.where(marks[:, None, :, None], careful[name], plain[name])
+        assert array.dtype == wanted.dtype
+        assert mx.array_equal(array, wanted)
+        for start in range(0, 40, 13):
+            part = slice(start, start + 13)
+            assert mx.array_equal(
+                coder.encode(z[:, :, part], marks[:, part])[name], array[:, :, part]
+            )
+
+
+@pytest.mark.parametrize("gain", [False, True])
+def test_care_makes_the_scores_error_less(gain: bool) -> None:
+    coder = weighed(16, gain)
+    assert isinstance(coder.quantiser, ProductVQ)
+    z = rows(16, 500)
+    careful, plain = (
+        float(coder.quantiser.energy(coder.decode(coder.encode(z, care)) - z).mean())
+        for care in (True, False)
+    )
+    assert careful < 0.9 * plain
+
+
+def test_importance_is_the_energy_over_all_heads() -> None:
+    coder = weighed(16)
+    assert isinstance(coder.quantiser, ProductVQ)
+    z = rows(16, 50, batch=2)
+    cut = np.array(z).astype(np.float64).reshape(2, HEADS, 50, 4, 4)
+    metric = np.array(coder.quantiser.metric).astype(np.float64)
+    wanted = np.einsum("bhtna,hnac,bhtnc->bt", cut, metric, cut)
+    np.testing.assert_allclose(coder.importance(z), wanted, rtol=1e-5)
+    parts = [coder.importance(z[:, :, i : i + 7]) for i in range(0, 50, 7)]
+    assert mx.array_equal(coder.importance(z), mx.concatenate(parts, axis=1))
+    for kind in KINDS:
+        other = VQCoder(MAKE[kind](16, 5), HEADS).importance(z)
+        np.testing.assert_allclose(other, np.square(np.array(z)).sum((1, 3)), rtol=1e-5)
+
+
+def test_the_plain_assignment_shares_the_codebook_and_must_fit_it() -> None:
+    coder = weighed(16)
+    assert coder.plain is not None
+    assert coder.plain.codebook is coder.quantiser.codebook  # type: ignore[attr-defined]
+    assert coder.table_bytes == coder.quantiser.table_bytes
+    turned = VQCoder(coder.plain, HEADS, plain=coder.quantiser)  # a metric of what is less careful
+    assert turned.table_bytes == coder.table_bytes
+    assert VQCoder(coder.quantiser, HEADS).assignments == 1
+    with pytest.raises(
+        ConfigError, match=r"plain must be of the quantiser's .* \(got \(6, 4, 16\)"
+    ):
+        VQCoder(coder.quantiser, HEADS, plain=product(16, 6))
 
 
 def hostile(dim: int) -> dict[str, np.ndarray]:
