@@ -27,7 +27,7 @@ from kvcompress.stages.vq_coder import VQCoder
 from kvcompress.stages.whiten import block_metric
 from kvcompress.stages.windowed import WindowedRope
 from kvcompress_a2ats.given import check_codebook, check_query_h, codebook_for, moment_for
-from kvcompress_a2ats.tables import fit_tables, query_moment
+from kvcompress_a2ats.tables import fit_tables, own_metric, query_moment
 
 
 @frozen(kw_only=True)
@@ -67,6 +67,19 @@ class A2ATS(Method):
         0.5,
         help="Weight of a key's direction against its length in choosing a centroid of a given "
         "codebook, where neither query_h nor a calibration knows the queries; 0: plainly nearest.",
+    )
+    retrieval_fraction: float = fraction(
+        0.2,
+        help="Part of the coded tokens that get the query-aware centroid, the rest the plainly "
+        "nearest: those that were attended to most while they were exact. 1: all, which costs "
+        "nothing more and errs least.",
+    )
+    attend_fraction: float = number(
+        1.0,
+        low=0.001,
+        high=1.0,
+        help="Part of the coded tokens whose values are read in a step of few queries: those with "
+        "the highest scores in each KV head. 1: all.",
     )
     rope: Literal["banded", "single", "exact"] = choice(
         "banded",
@@ -130,18 +143,31 @@ class A2ATS(Method):
         """
         self._check_layer(layer)
         keys, values = self._given(layer) if self.codebook is not None else self._fitted(layer)
-        return KVCodec(layer=layer, keys=keys, values=values, rope=self._rope())
+        return KVCodec(
+            layer=layer,
+            keys=keys,
+            values=values,
+            rope=self._rope(),
+            attend_fraction=self.attend_fraction,
+            careful_fraction=self.retrieval_fraction,
+        )
 
     def _fitted(self, layer: LayerSpec) -> tuple[Pipeline, Pipeline]:
         calibration = calibration_of(self)
         tables, moments = calibration.tables(self, layer), calibration.moments(layer)
 
-        def pipeline(part: str, mean: NDArray[np.float32]) -> Pipeline:
-            whole = Linear.of(tables[f"{part}_map"][:, None])
-            quantiser = ProductVQ(shared_table(tables[f"{part}_books"]), whole.dim)
-            return Pipeline(whole, VQCoder(quantiser, layer.kv_heads), fixed_centre(mean))
+        def pipeline(part: str, mean: NDArray[np.float32], two: bool = False) -> Pipeline:
+            whole = tables[f"{part}_map"]
+            quantiser = ProductVQ(shared_table(tables[f"{part}_books"]), whole.shape[-1])
+            plain = None
+            if two:  # nearest before the map
+                metric = shared_table(own_metric(whole, self.sub_dim))
+                plain = ProductVQ(quantiser.codebook, quantiser.dim, metric)
+            coder = VQCoder(quantiser, layer.kv_heads, plain=plain)
+            return Pipeline(Linear.of(whole[:, None]), coder, fixed_centre(mean))
 
-        return pipeline("key", moments.key_mean), pipeline("value", moments.value_mean)
+        two = self.use_query_aware and self.retrieval_fraction < 1
+        return pipeline("key", moments.key_mean, two), pipeline("value", moments.value_mean)
 
     def _given(self, layer: LayerSpec) -> tuple[Pipeline, Pipeline]:
         """Codebooks as they are given: nothing is taken out or mapped before them."""
@@ -152,13 +178,15 @@ class A2ATS(Method):
 
         moment = self._moment(layer, self.calibration and self.calibration.moments(layer))
         metric = None if moment is None else shared_table(block_metric(moment, self.sub_dim))
-        plain = book("codebook", self.codebook, layer.head_dim, metric)
+        near = book("codebook", self.codebook, layer.head_dim, metric)
         unseen = metric is None and self.use_query_aware and self.beta > 0
-        keys: TableQuantiser = BlendedVQ(plain, self.beta) if unseen else plain
+        keys: TableQuantiser = BlendedVQ(near, self.beta) if unseen else near
+        two = self.retrieval_fraction < 1 and (unseen or metric is not None)
+        coder = VQCoder(keys, layer.kv_heads, plain=near.plain() if two else None)
         own = self.codebook if self.value_codebook is None else self.value_codebook
         values = book("value_codebook", own, layer.value_dim)
         return (
-            Pipeline(Identity(layer.head_dim), VQCoder(keys, layer.kv_heads)),
+            Pipeline(Identity(layer.head_dim), coder),
             Pipeline(Identity(layer.value_dim), VQCoder(values, layer.kv_heads)),
         )
 

@@ -32,6 +32,20 @@ def query_moment(layer: LayerSpec, moments: LayerMoments) -> NDArray[np.floating
     return rotated_moment(moments.query_moment, layer.rotary, DISTANCES)
 
 
+def own_metric(whole: NDArray[np.floating[Any]], size: int) -> Float64:
+    """What squared lengths before a map are after it, sub-vector by sub-vector.
+
+    Args:
+        whole: ``A``, ``(H, D, D)``: an error ``e`` after it is ``e A^-1`` before.
+        size: Channels of a sub-vector, ``s``.
+
+    Returns:
+        The diagonal blocks of ``(A^T A)^-1``, ``(H, D / s, s, s)``.
+    """
+    wide = whole.astype(np.float64)
+    return block_metric(np.linalg.inv(wide.swapaxes(1, 2) @ wide), size)
+
+
 def fit_tables(
     samples: LayerSamples,
     moment: NDArray[np.floating[Any]] | None,

@@ -12,7 +12,7 @@ from kvcompress.calibrate import Calibration, demo_calibration
 from kvcompress.text import encode, load_text
 
 CONTEXT, SCORED = 320, 64
-CALIBRATED = ("a2ats:codebook_bits=6",)
+CALIBRATED = ("a2ats:codebook_bits=6", "vecinfer:bits=1.0", "commvq:bits=1")
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from kvcompress.stages.blended_vq import BlendedVQ
 from kvcompress.stages.product_vq import ProductVQ
 from kvcompress.testing.calibration import synthetic_calibration
 from kvcompress.testing.data import tokens
+from kvcompress_a2ats.tables import own_metric
 
 LAYER = LayerSpec(kv_heads=2, query_heads=4, head_dim=64, dtype="float32", rotary=Rotary(64))
 
@@ -99,7 +100,7 @@ def test_defaults_are_those_that_users_of_the_method_know() -> None:
     config = kv.get_method("a2ats").config()
     known = {
         "window": 128, "sub_dim": 8, "codebook_bits": 8, "use_query_aware": True, "query_h": None,
-        "beta": 0.5, "b": 2048, "codebook": None,
+        "beta": 0.5, "retrieval_fraction": 0.2, "b": 2048, "codebook": None,
     }  # fmt: skip
     assert {name: config[name] for name in known} == known
 
@@ -189,6 +190,43 @@ def test_queries_alike_in_all_channels_make_no_difference() -> None:
     )
     one, two = (c.encode(came.keys, came.values, came.positions) for c in (plain, aware))
     assert mx.array_equal(one.fields["k.codes"], two.fields["k.codes"])
+
+
+def test_a_part_of_the_tokens_gets_the_query_aware_centroid() -> None:
+    codec = bound()
+    assert codec.careful_fraction == 0.2
+    came = tokens(LAYER, 64, seed=5)
+    all_careful, plain = (
+        np.array(
+            codec.encode(came.keys, came.values, came.positions, careful=marks).fields["k.codes"]
+        )
+        for marks in (None, mx.zeros((1, 64), mx.bool_))
+    )
+    assert (all_careful != plain).any()
+    aware = bound(retrieval_fraction=1.0)
+    assert aware.keys.coder.plain is None  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(
+        aware.encode(came.keys, came.values, came.positions).fields["k.codes"], all_careful
+    )
+
+
+def test_the_plain_metric_is_that_of_lengths_before_the_map() -> None:
+    scales = np.geomspace(0.5, 4, 16)
+    maps = np.stack([np.diag(scales), np.eye(16)])
+    blocks = own_metric(maps, 8)
+    expected = scales**-2 / (scales**-2).mean()
+    np.testing.assert_allclose(np.einsum("nii->ni", blocks[0]).ravel(), expected, rtol=1e-5)
+    np.testing.assert_allclose(blocks[1], np.broadcast_to(np.eye(8), (2, 8, 8)), atol=1e-12)
+
+
+def test_the_report_counts_the_tokens_that_got_it() -> None:
+    method = kv.get_method(
+        "a2ats", codebook_bits=6, calibration=synthetic_calibration(), window=16, sinks=4, block=32
+    )
+    cache = CompressedKVCache(method, LAYER, method.bind(LAYER))
+    came = tokens(LAYER, 116, seed=1)
+    cache.update_and_fetch(came.keys, came.values)
+    assert kv.report([cache]).tokens_retrieved == 3 * 7  # of 32, a fifth and rounded up
 
 
 def test_a_given_codebook_serves_values_too_unless_they_have_their_own() -> None:
