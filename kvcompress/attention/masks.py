@@ -35,6 +35,13 @@ def check_mask(mask: Mask, queries: int, tokens: int) -> None:
         )
 
 
+def as_mlx_takes_it(mask: Mask, dtype: mx.Dtype) -> Mask:
+    """An additive mask of another float type, which MLX's own attention refuses, in ``dtype``."""
+    if isinstance(mask, mx.array) and mx.issubdtype(mask.dtype, mx.floating):
+        return mask.astype(dtype)
+    return mask
+
+
 def segment_mask(
     mask: Mask, spans: tuple[range, ...], queries: int, tokens: int
 ) -> mx.array | None:

@@ -7,7 +7,7 @@ from functools import cached_property
 import mlx.core as mx
 
 from kvcompress.attention import CodedSegment, ExactSegment, Segment, attend, unread_share
-from kvcompress.attention.masks import Mask
+from kvcompress.attention.masks import Mask, as_mlx_takes_it, check_mask
 from kvcompress.cache.received import Witness, received
 from kvcompress.codec import Codes, KVCodec
 from kvcompress.stages.base import Fields
@@ -85,8 +85,14 @@ class Step:
         the plain cache computes.
         """
         if not self._blocks:
+            check_mask(mask, queries.shape[2], self.tokens)
             out = mx.fast.scaled_dot_product_attention(
-                queries, self._keys, self._values, scale=scale, mask=mask, sinks=sinks
+                queries,
+                self._keys,
+                self._values,
+                scale=scale,
+                mask=as_mlx_takes_it(mask, queries.dtype),
+                sinks=sinks,
             )
         else:
             out = attend(
