@@ -24,8 +24,8 @@ _LONGEST_VALUE_SHOWN = 60
 class Option(ABC):
     """One option: its default, what is legal, what it means.
 
-    A kind of option implements the four underscored hooks below. They raise ``TypeError``,
-    ``ValueError`` or ``OverflowError`` for what is not legal; this class words the error.
+    A kind of option implements the four underscored hooks below. They raise whatever they like for
+    what is not legal; this class words the error.
 
     Attributes:
         default: The value when none is given.
@@ -53,8 +53,8 @@ class Option(ABC):
         if value is None and self.optional:
             return None
         try:
-            return self._accept(value)
-        except (TypeError, ValueError, OverflowError) as error:
+            return self._accept(value)  # which calls methods of an object of any type
+        except Exception as error:
             raise self._error(value, owner) from error
 
     def parse(self, text: str, *, owner: str = "") -> Any:
@@ -67,7 +67,7 @@ class Option(ABC):
             return None
         try:
             return self._accept(self._read(text))
-        except (TypeError, ValueError, OverflowError, OSError) as error:
+        except Exception as error:
             raise self._error(text, owner) from error
 
     def strategy(self) -> SearchStrategy[Any]:
@@ -148,7 +148,10 @@ def shown(value: object) -> str:
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
         return f"an array of shape {shape}"
-    line = " ".join(repr(value).split())
+    try:
+        line = " ".join(repr(value).split())
+    except Exception:
+        line = f"a {type(value).__name__} that cannot be shown"
     return line if len(line) <= _LONGEST_VALUE_SHOWN else f"{line[: _LONGEST_VALUE_SHOWN - 3]}..."
 
 

@@ -60,6 +60,7 @@ def test_the_array_is_a_copy() -> None:
         3j,
         {"a": 1},
         object(),
+        mx.float32,
     ],
 )
 def test_what_is_no_array_of_finite_numbers_is_refused(bad: Any) -> None:
@@ -76,9 +77,11 @@ def test_words_name_a_file_which_is_read(tmp_path: Path) -> None:
     (option,) = options_of(Coded)
     np.save(tmp_path / "book.npy", np.eye(3))
     np.save(tmp_path / "pickled.npy", np.array([{}], dtype=object), allow_pickle=True)
+    (tmp_path / "empty.npy").write_bytes(b"")
+    (tmp_path / "archive.npy").write_bytes(b"PK\x03\x04 and no more")
     assert option.parse(str(tmp_path / "book.npy")).tolist() == np.eye(3).tolist()
     assert option.parse("none") is None
-    for name in ("missing.npy", "pickled.npy"):
+    for name in ("missing.npy", "pickled.npy", "empty.npy", "archive.npy"):
         with pytest.raises(ConfigError, match="codebook must be an array"):
             option.parse(str(tmp_path / name))
 

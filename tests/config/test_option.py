@@ -61,3 +61,12 @@ def test_errors_carry_the_name_of_the_method() -> None:
         Named(bits=9)
     error = illegal(Named(bits=3), "bits", "even")
     assert str(error) == "turboquant: bits must be even (got 3)"
+
+
+def test_a_value_that_cannot_be_shown_is_refused_by_its_type() -> None:
+    class Broken:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    with pytest.raises(ConfigError, match=r"bits must be .* \(got a Broken that cannot be shown\)"):
+        Toy(bits=Broken())  # type: ignore[arg-type]
