@@ -4,34 +4,45 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from kvcompress.config.option import shown
 from kvcompress.errors import ConfigError
 
 Mask = mx.array | str | None
 
 
-def check_mask(mask: Mask, queries: int, tokens: int) -> None:
-    """Refuse a mask that does not fit, which MLX would apply without a word.
+def check_mask(mask: Mask, queries: tuple[int, ...], tokens: int) -> None:
+    """Refuse a mask that does not fit, which MLX would apply without a word or refuse in its own.
+
+    Args:
+        mask: What was given.
+        queries: Shape of the queries, ``(B, Hq, L, ...)``.
+        tokens: Number of tokens in all, ``T``.
 
     Raises:
-        ConfigError: For an unknown string, a causal mask over fewer tokens than queries, or an
-            array whose last two axes do not broadcast to ``(queries, tokens)``.
+        ConfigError: For an unknown string, a causal mask over fewer tokens than queries, or what
+            is no array of bools or real numbers that broadcasts to ``(B, Hq, L, T)``; the last
+            axis must be there in full.
     """
     if mask is None:
         return
-    if isinstance(mask, str):
-        if mask != "causal":
-            raise ConfigError(f"attention: mask must be None, 'causal' or an array (got {mask!r})")
-        if tokens < queries:
+    length = queries[2]
+    if isinstance(mask, str) and mask == "causal":
+        if tokens < length:
             raise ConfigError(
                 f"attention: a causal mask needs at least as many tokens as queries "
-                f"(got {tokens} tokens, {queries} queries)"
+                f"(got {tokens} tokens, {length} queries)"
             )
         return
-    shape = mask.shape
-    if shape[-1] != tokens or (len(shape) > 1 and shape[-2] not in (1, queries)):
+    if not isinstance(mask, mx.array):
+        raise ConfigError(f"attention: mask must be None, 'causal' or an array (got {shown(mask)})")
+    if mask.dtype == mx.complex64:
+        raise ConfigError("attention: mask must be of bools or real numbers (got complex64)")
+    shape, legal = mask.shape, (*queries[:3], tokens)
+    fits = 1 <= len(shape) <= 4 and shape[-1] == tokens
+    if not fits or any(n not in (1, m) for n, m in zip(shape[::-1], legal[::-1], strict=False)):
         raise ConfigError(
-            f"attention: mask must end in ({queries}, {tokens}) or (1, {tokens}) "
-            f"(got {tuple(shape)})"
+            f"attention: mask must end in ({length}, {tokens}) or (1, {tokens}) and broadcast to "
+            f"{legal} (got {tuple(shape)})"
         )
 
 

@@ -51,7 +51,7 @@ class Rows:
         B, Hq, L, D = queries.shape
         Hkv = codec.layer.kv_heads
         tokens = sum(len(span) for s in segments for span in s.spans)
-        check_mask(mask, L, tokens)
+        check_mask(mask, queries.shape, tokens)
         rows = (queries.astype(mx.float32) * scale).reshape(B, Hkv, Hq // Hkv * L, D)
         ready = codec.queries(rows, range(tokens - L, tokens))
         return cls(ready, Hq // Hkv, L, tokens, mask)

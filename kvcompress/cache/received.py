@@ -71,7 +71,7 @@ def received(
     """
     B, Hq, L, _ = queries.shape
     n = keys.shape[2]
-    check_mask(mask, L, n + coded)
+    check_mask(mask, queries.shape, n + coded)
     out = mx.zeros((B, n))
     size = _tile(B * Hq, window + sinks, budget)
     for start in range(0, L, size):

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from kvcompress.attention import CodedSegment, ExactSegment, Segment, attend, unread_share
 from kvcompress.attention.masks import Mask, as_mlx_takes_it, check_mask
+from kvcompress.attention.queries import check_queries
 from kvcompress.cache.received import Witness, received
 from kvcompress.codec import Codes, KVCodec
 from kvcompress.stages.base import Fields
@@ -83,9 +84,15 @@ class Step:
 
         Without coded tokens this is MLX's own attention on the exact rows, bit for bit what
         the plain cache computes.
+
+        Raises:
+            ConfigError: Queries, mask or sinks do not fit the tokens or each other.
         """
+        check_queries(self._codec.layer, self._keys.shape[0], queries, sinks)
+        if not queries.shape[2]:
+            return mx.zeros((*queries.shape[:3], self._values.shape[3]), queries.dtype)
         if not self._blocks:
-            check_mask(mask, queries.shape[2], self.tokens)
+            check_mask(mask, queries.shape, self.tokens)
             out = mx.fast.scaled_dot_product_attention(
                 queries,
                 self._keys,
@@ -138,6 +145,7 @@ class Step:
         sinks: mx.array | None = None,
     ) -> mx.array:
         """The share of softmax weight that :meth:`attend` does not read, ``(B, Hq, L)``."""
+        check_queries(self._codec.layer, self._keys.shape[0], queries, sinks)
         if not self._blocks:
             return mx.zeros(queries.shape[:3])
         return unread_share(

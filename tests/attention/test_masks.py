@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -33,13 +35,21 @@ def test_array_mask_is_cut_to_spans_with_a_gap() -> None:
         ("causal", 3, 2, "2 tokens, 3 queries"),
         (mx.zeros((2, 5)), 2, 6, r"\(2, 6\)"),
         (mx.zeros((3, 6)), 2, 6, r"\(3, 6\)"),
+        (mx.array(0.0), 2, 6, r"\(got \(\)\)"),
+        (mx.zeros((2, 2, 6)), 2, 6, r"broadcast to \(1, 4, 2, 6\)"),
+        (mx.zeros((3, 1, 2, 6)), 2, 6, r"\(3, 1, 2, 6\)"),
+        (mx.zeros((1, 1, 1, 2, 6)), 2, 6, r"\(1, 1, 1, 2, 6\)"),
+        (mx.zeros((2, 6), mx.complex64), 2, 6, "complex64"),
+        (np.zeros((2, 6)), 2, 6, "an array of shape"),
+        ([[0.0] * 6] * 2, 2, 6, "None, 'causal' or an array"),
+        (True, 2, 6, "got True"),
     ],
 )
 def test_a_mask_that_does_not_fit_is_refused(
-    mask: mx.array | str, queries: int, tokens: int, text: str
+    mask: Any, queries: int, tokens: int, text: str
 ) -> None:
     with pytest.raises(ConfigError, match=text):
-        check_mask(mask, queries, tokens)
+        check_mask(mask, (1, 4, queries, 8), tokens)
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (1, 3, 4), (6, 3, 4), (1, 1, 3, 4), (2, 6, 3, 4)])

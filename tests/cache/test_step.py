@@ -49,3 +49,29 @@ def test_masks_that_do_not_fit_are_refused_by_name(shape: tuple[int, ...], windo
     attends, q = step("float32", window)
     with pytest.raises(kv.ConfigError, match=r"attention: mask must end in \(8, 72\)"):
         attends.attend(q, scale=0.2, mask=mx.zeros(shape))
+
+
+@pytest.mark.parametrize("window", [128, 16])
+@pytest.mark.parametrize(
+    "shape", [(1, 3, 8, 32), (2, 4, 8, 32), (1, 4, 8, 16), (4, 8, 32), (1, 0, 8, 32)]
+)
+def test_queries_that_do_not_fit_are_refused_by_name(shape: tuple[int, ...], window: int) -> None:
+    attends, _ = step("float32", window)
+    for ask in (attends.attend, attends.unread_share):
+        with pytest.raises(kv.ConfigError, match=r"attention: layer 0: queries must be floats of"):
+            ask(mx.zeros(shape), scale=0.2)
+
+
+@pytest.mark.parametrize("window", [128, 16])
+@pytest.mark.parametrize("sinks", [mx.zeros((2,)), mx.zeros((1, 4)), mx.array(0.0)])
+def test_learnt_logits_that_do_not_fit_are_refused_by_name(sinks: mx.array, window: int) -> None:
+    attends, q = step("float32", window)
+    with pytest.raises(kv.ConfigError, match=r"sinks must be floats of shape \(4,\)"):
+        attends.attend(q, scale=0.2, sinks=sinks)
+
+
+@pytest.mark.parametrize("window", [128, 16])
+def test_no_queries_get_no_answers(window: int) -> None:
+    attends, q = step("float32", window)
+    out = attends.attend(q[:, :, :0], scale=0.2)
+    assert out.shape == (1, 4, 0, 32)
