@@ -1,9 +1,12 @@
-"""What a chunk must be like to be added to a cache."""
+"""What a chunk must be like to be added to a cache, and a count to be taken from it."""
 
 from __future__ import annotations
 
+import operator
+
 import mlx.core as mx
 
+from kvcompress.config.option import shown
 from kvcompress.errors import ConfigError
 from kvcompress.layers import LayerSpec
 
@@ -26,6 +29,8 @@ def check_chunk(name: str, layer: LayerSpec, batch: int, keys: mx.array, values:
         ("keys", keys, layer.head_dim),
         ("values", values, layer.value_dim),
     ):
+        if not isinstance(array, mx.array):
+            raise ConfigError(f"{where}: {part} must be an mx.array (got {shown(array)})")
         if array.ndim != 4 or array.shape[1] != layer.kv_heads or array.shape[3] != dim:
             raise ConfigError(
                 f"{where}: {part} must have shape (B, {layer.kv_heads}, L, {dim}) "
@@ -44,3 +49,17 @@ def check_chunk(name: str, layer: LayerSpec, batch: int, keys: mx.array, values:
         )
     if batch not in (0, keys.shape[0]):
         raise ConfigError(f"{where}: the batch size must stay {batch} (got {keys.shape[0]})")
+
+
+def check_count(name: str, count: object) -> int:
+    """A number of tokens to trim, of any integer type, as Python's own.
+
+    Raises:
+        ConfigError: It is no integer.
+    """
+    try:
+        return int(operator.index(count))  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ConfigError(
+            f"{name}: the number of tokens to trim must be an integer (got {shown(count)})"
+        ) from error

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from kvcompress.attention import DEFAULT_BUDGET
 from kvcompress.cache.accounting import LayerReport, layer_report
-from kvcompress.cache.chunk import check_chunk
+from kvcompress.cache.chunk import check_chunk, check_count
 from kvcompress.cache.coding import Coding
 from kvcompress.cache.received import Witness, retrieved
 from kvcompress.cache.step import Step
@@ -230,10 +230,13 @@ class CompressedKVCache:
 
         Returns:
             How many were forgotten: ``n``, or all there were.
+
+        Raises:
+            ConfigError: ``n`` is no integer.
         """
+        n = max(0, min(check_count(self.method.name, n), self.offset))
         self.complete()
         self._step = self._ticket = None
-        n = max(0, min(n, self.offset))
         sinks = min(self.method.sinks, self.exact.used) if self.store.tokens else 0
         recent = min(n, self.exact.used - sinks)
         self.exact.forget(recent)

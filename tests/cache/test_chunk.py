@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from kvcompress.cache.chunk import check_chunk
@@ -37,3 +40,9 @@ def test_any_other_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=f"m: layer 0: .*{text}"):
         check_chunk("m", LAYER, batch, mx.zeros(keys, dtype), mx.zeros(values, dtype))
+
+
+@pytest.mark.parametrize("keys", [None, [1.0], np.zeros(KEYS, np.float32)])
+def test_what_is_no_array_is_refused_by_name(keys: Any) -> None:
+    with pytest.raises(ConfigError, match=r"m: layer 0: keys must be an mx\.array"):
+        check_chunk("m", LAYER, 0, keys, mx.zeros(VALUES))

@@ -119,6 +119,20 @@ def test_trim_is_as_if_the_tokens_were_never_seen(
     assert held.tokens_coded >= fresh.tokens_coded
 
 
+def test_trim_takes_integers_of_every_type_and_nothing_else() -> None:
+    _, k, v = tokens(100)
+    held = cache(window=16)
+    feed(held, k, v, [80])
+    assert held.trim(np.int64(3)) == 3
+    for bad in (2.0, None, "2"):
+        with pytest.raises(ConfigError, match="tokens to trim must be an integer"):
+            held.trim(bad)  # type: ignore[arg-type]
+    feed(held, k, v, [20])
+    assert type(held.offset) is int
+    assert held.offset == 97
+    held.state = held.state
+
+
 def test_trim_forgets_the_mean_only_with_the_last_code() -> None:
     _, k, v = tokens(200)
     held = cache(warmup=12)
