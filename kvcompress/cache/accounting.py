@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from kvcompress.cache.binding import check_caches
 from kvcompress.layers import LayerSpec
 from kvcompress.schema import Schema
 
@@ -135,9 +136,13 @@ def report(caches: Sequence[Any]) -> CacheReport:
 
     Returns:
         Sums over the compressed layers; tables that layers share are counted once.
+
+    Raises:
+        ConfigError: It is no list of caches.
     """
     from kvcompress.cache.kvcache import CompressedKVCache
 
+    check_caches("report", caches)
     ours = [c for c in caches if isinstance(c, CompressedKVCache)]
     plain = [c for c in caches if not isinstance(c, CompressedKVCache)]
     layers = tuple(layer_report(c) for c in ours)

@@ -8,6 +8,7 @@ from typing import Any
 
 from mlx.nn.layers.base import Module
 
+from kvcompress.cache.binding import check_method, check_model
 from kvcompress.cache.native import CacheMaker, attached_to
 from kvcompress.cache.plan import make_plan
 from kvcompress.errors import ConfigError
@@ -31,8 +32,10 @@ def make_cache(method: CompressionMethod, model: Module) -> list[Any]:
 
     Raises:
         UnsupportedModel: No layer can be compressed.
-        ConfigError: The method does not fit a layer, or ``skip_layers`` leaves none.
+        ConfigError: It is no configured method or does not fit a layer, or ``skip_layers`` leaves
+            none.
     """
+    check_method("make_cache", method)
     running: set[int] = _asked.__dict__.setdefault("methods", set())
     if not _makes_its_own(method) or id(method) in running:
         return make_plan(method, model).caches(model)
@@ -62,10 +65,10 @@ def attach(model: Module, method: CompressionMethod) -> Attachment:
 
     Raises:
         UnsupportedModel: No layer can be compressed.
-        ConfigError: A method is attached already, or this one does not fit the model.
+        ConfigError: A method is attached already, or this one is none or does not fit the model.
     """
-    if not isinstance(model, Module):
-        raise ConfigError(f"attach: model must be an mlx.nn.Module (got {type(model).__name__})")
+    check_model("attach", model)
+    check_method("attach", method)
     with _attaching:
         maker = attached_to(model)
         if maker is not None:
@@ -82,7 +85,12 @@ def attach(model: Module, method: CompressionMethod) -> Attachment:
 
 
 def detach(model: Module) -> None:
-    """Leave a model as it was before :func:`attach`; does nothing where no method is attached."""
+    """Leave a model as it was before :func:`attach`; does nothing where no method is attached.
+
+    Raises:
+        ConfigError: It is no model.
+    """
+    check_model("detach", model)
     maker = attached_to(model)
     if maker is not None:
         maker.remove()

@@ -11,6 +11,7 @@ from typing import Any
 
 from mlx.nn.layers.base import Module
 
+from kvcompress.cache.binding import check_model
 from kvcompress.errors import UnsupportedModel
 from kvcompress.method import CompressionMethod
 
@@ -98,7 +99,12 @@ def attached_to(model: Module) -> CacheMaker | None:
 
 
 def native_caches(model: Module) -> list[Any]:
-    """Fresh caches as the model makes them for itself."""
+    """Fresh caches as the model makes them for itself.
+
+    Raises:
+        ConfigError: It is no model.
+    """
+    check_model("make_cache", model)
     from mlx_lm.models.cache import make_prompt_cache
 
     maker = attached_to(model)

@@ -13,8 +13,10 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 from safetensors import SafetensorError, safe_open
 
+from kvcompress.cache.binding import check_caches, check_model
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.cache.state import compact_state
+from kvcompress.config.option import shown
 from kvcompress.errors import CacheFileError, ConfigError
 
 if TYPE_CHECKING:
@@ -41,13 +43,17 @@ def save_cache(
         metadata: Strings to keep with it, such as the model's name.
 
     Raises:
-        ConfigError: For another suffix, metadata that are not strings, or no compressed cache.
+        ConfigError: For another suffix, a folder that cannot be written to, metadata that are not
+            strings, or no compressed cache.
     """
     target = _checked_path(path)
+    check_caches("save_cache", caches)
     if not any(isinstance(cache, CompressedKVCache) for cache in caches):
         raise ConfigError("save_cache: caches must hold at least one compressed cache")
-    notes = dict(metadata or {})
-    if not all(isinstance(k, str) and isinstance(v, str) for k, v in notes.items()):
+    notes = metadata or {}
+    if not isinstance(notes, Mapping) or not all(
+        isinstance(k, str) and isinstance(v, str) for k, v in notes.items()
+    ):
         raise ConfigError("save_cache: metadata must map strings to strings")
     arrays: dict[str, mx.array] = {}
     entries = [_describe(i, cache, arrays) for i, cache in enumerate(caches)]
@@ -56,7 +62,7 @@ def save_cache(
         "version": str(VERSION),
         "entries": json.dumps(entries, sort_keys=True),
         "model": _model_of(caches),
-        "metadata": json.dumps(notes, sort_keys=True),
+        "metadata": json.dumps(dict(notes), sort_keys=True),
     }
     mx.eval(list(arrays.values()))
     _write(target, arrays, header)
@@ -89,15 +95,21 @@ def _describe(index: int, cache: Any, arrays: dict[str, mx.array]) -> dict[str, 
 
 
 def _write(target: Path, arrays: dict[str, mx.array], header: dict[str, str]) -> None:
-    handle, name = tempfile.mkstemp(suffix=_SUFFIX, prefix=f".{target.stem}-", dir=target.parent)
+    prefix = f".{target.stem}-"
+    try:
+        handle, name = tempfile.mkstemp(suffix=_SUFFIX, prefix=prefix, dir=target.parent)
+    except OSError as error:
+        raise ConfigError(f"save_cache: {target} cannot be written ({error.strerror})") from error
     os.close(handle)
     try:
         mx.save_safetensors(name, arrays, header)
         with open(name, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(name, target)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError | RuntimeError):  # of Python, and of MLX
+            raise ConfigError(f"save_cache: {target} cannot be written ({error})") from error
         raise
 
 
@@ -128,6 +140,7 @@ def load_cache(
     from kvcompress.cache import make_cache
     from kvcompress.models.load import fingerprint
 
+    check_model("load_cache", model)
     source = _checked_path(path)
     header = _header(source)
     if header["model"] not in ("", fingerprint(model, {})):
@@ -224,6 +237,8 @@ def _read(source: Path, header: dict[str, str]) -> tuple[list[dict[str, Any]], d
 
 
 def _checked_path(path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"the cache file must be named by a path (got {shown(path)})")
     target = Path(path)
     if target.suffix != _SUFFIX:
         raise ConfigError(f"the cache file must end in {_SUFFIX} (got {os.fspath(path)!r})")

@@ -9,6 +9,7 @@ from attrs import frozen
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache
 
+from kvcompress.cache.binding import bound
 from kvcompress.cache.dispatch import Lease, install
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.cache.native import native_caches
@@ -80,6 +81,7 @@ def make_plan(method: CompressionMethod, model: Module) -> Plan:
     Raises:
         UnsupportedModel: No layer can be compressed.
         ConfigError: ``skip_layers`` leaves none, or the method does not fit a layer.
+        BrokenPlugin: The method gives no codec.
     """
     slots = trace(model)
     fit = [slot for slot in slots if slot.kind == "compress"]
@@ -94,7 +96,7 @@ def make_plan(method: CompressionMethod, model: Module) -> Plan:
             f"{method.name}: skip_layers must leave one of the {len(fit)} layers that can be "
             f"compressed (got {first}, {last})"
         )
-    codecs = {slot.index: method.bind(slot.layer) for slot in chosen if slot.layer}
+    codecs = {slot.index: bound(method, slot.layer) for slot in chosen if slot.layer}
     _tell(method, model, slots, codecs)
     return Plan(method, slots, codecs, install(model))
 

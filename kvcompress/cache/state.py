@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 import attrs
 import mlx.core as mx
 
+from kvcompress.cache.binding import bound
 from kvcompress.cache.store import SEAL, CodeStore, ExactRows
 from kvcompress.errors import CacheFileError
 from kvcompress.layers import LayerSpec, Rotary
@@ -118,7 +119,7 @@ def restore(state: State) -> CompressedKVCache:
     fields = dict(identity["layer"])
     rotary = fields.pop("rotary")
     layer = LayerSpec(rotary=None if rotary is None else Rotary(**rotary), **fields)
-    cache = CompressedKVCache(method, layer, _codecs.get(key) or method.bind(layer))
+    cache = CompressedKVCache(method, layer, _codecs.get(key) or bound(method, layer))
     _fill(cache, header["counts"], list(state[1:]))
     return cache
 

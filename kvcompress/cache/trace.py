@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache
 
+from kvcompress.cache.binding import check_model
 from kvcompress.cache.dispatch import install, modules_of
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.cache.native import native_caches
@@ -44,8 +45,7 @@ def trace(model: Module) -> tuple[Slot, ...]:
         UnsupportedModel: The model cannot be run this way.
         ConfigError: It is no model, or a part of it has a method attached.
     """
-    if not isinstance(model, Module):
-        raise ConfigError(f"trace: model must be an mlx.nn.Module (got {type(model).__name__})")
+    check_model("make_cache", model)
     with _lock:
         signature = _signature(model)
         known = _known.get(id(model))

@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcompress.cache.binding import bound
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.codec import Codes
 from kvcompress.compare.metrics import finite
@@ -35,7 +36,7 @@ def score_errors(method: CompressionMethod, case: Case) -> dict[str, float]:
     """
     layer, total = case.layer, case.keys.shape[2]
     first = total - case.queries.shape[2]
-    cache = CompressedKVCache(method, layer, method.bind(layer))
+    cache = CompressedKVCache(method, layer, bound(method, layer))
     _read(cache, case, 0, first)
     coded = _coded_span(cache)
     if not coded:

@@ -126,3 +126,16 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
         save_cache(tmp_path / "a.safetensors", [KVCache()])
     with pytest.raises(ConfigError, match="strings to strings"):
         save_cache(tmp_path / "a.safetensors", filled(tiny("llama")), {"n": 3})  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match="strings to strings"):
+        save_cache(tmp_path / "a.safetensors", filled(tiny("llama")), ["n"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="a path"):
+        save_cache(None, filled(tiny("llama")))  # type: ignore[arg-type]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    caches = filled(tiny("llama"))
+    (tmp_path / "folder.safetensors").mkdir()
+    for place in (tmp_path / "none" / "a.safetensors", tmp_path / "folder.safetensors"):
+        with pytest.raises(ConfigError, match=f"save_cache: {place} cannot be written"):
+            save_cache(place, caches)
+    assert [p.name for p in tmp_path.iterdir()] == ["folder.safetensors"]
