@@ -146,7 +146,7 @@ def _pieces(positions: range) -> Iterator[tuple[int, int, int]]:
 
 
 def _anchored(mean: mx.array, rotary: Rotary, anchor: int) -> mx.array:
-    return rotary.rotate(mean, range(anchor, anchor + 1))
+    return rotary.rotate(mean, range(anchor, anchor + 1)) if anchor else mean
 
 
 def _turned(anchored: mx.array, rotary: Rotary, rests: slice | mx.array) -> mx.array:
