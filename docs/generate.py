@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from kvcompress.compare.calibrated import embedded_layer
 from kvcompress.compare.fitted import fitted
@@ -43,7 +44,7 @@ def results(name: str) -> str:
 
     Without times: rows run one after the other, and a shared machine is never the same for two.
     """
-    data = json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    data = _rows(name)
     for row in data["rows"]:
         row["readings"].pop("decode_tokens_per_second", None)
     report = Report(**{**data, "rows": tuple(Row(**row) for row in data["rows"])})
@@ -90,7 +91,48 @@ def coded_bits(name: str) -> float | None:
     return 8 * codec.schema.bytes_per_token / numbers
 
 
-KINDS = {"results": results, "options": options, "methods": methods}
+def attention(name: str) -> str:
+    """The table of ``benchmarks/attention.py``."""
+    head = ("method", "D", "tokens", "plain float32, ms", "on codes, ms", "ratio", "outside, ms")
+    lines = [piped(head), piped(("---", *["---:"] * 6))]
+    for row in _rows(name)["rows"]:
+        times = (f"{row[key]:.2f}" for key in ("plain_ms", "codes_ms", "ratio", "outside_ms"))
+        sizes = (str(row["head_dim"]), f"{row['tokens']:,}")
+        lines.append(piped((f"`{row['method']}`", *sizes, *times)))
+    return "\n".join(lines) + "\n"
+
+
+def memory(name: str) -> str:
+    """The tables of ``benchmarks/memory.py``."""
+    data = _rows(name)
+    head = ("method", "predicted", "stored", "resident", "walked", "MLX's active", "smaller")
+    lines = [piped(head), piped(("---", *["---:"] * 6))]
+    for row in data["stored"]:
+        parts = ("predicted", "stored", "resident", "walked", "active")
+        sizes = (f"{row[f'{part}_bytes']:,}" for part in parts)
+        lines.append(piped((f"`{row['method']}`", *sizes, f"{row['times_smaller']:.2f}x")))
+    lengths = sorted({row["tokens"] for row in data["peak"]})
+    lines += ["", piped(("method", *(f"peak MB, {n:,} tokens" for n in lengths)))]
+    lines.append(piped(("---", *["---:"] * len(lengths))))
+    for method in dict.fromkeys(row["method"] for row in data["peak"]):
+        peaks = {r["tokens"]: r["peak_bytes"] for r in data["peak"] if r["method"] == method}
+        lines.append(piped((f"`{method}`", *(f"{peaks[n] / 1e6:.1f}" for n in lengths))))
+    return "\n".join(lines) + "\n"
+
+
+def _rows(name: str) -> dict[str, Any]:
+    path = ROOT / "docs" / "results" / f"{name}.json"
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return data
+
+
+KINDS = {
+    "results": results,
+    "options": options,
+    "methods": methods,
+    "attention": attention,
+    "memory": memory,
+}
 
 
 def filled(text: str) -> str:
