@@ -171,11 +171,24 @@ class Step:
         if not self._blocks:
             keys, values = self._keys, self._values
         else:
-            decoded = [s.codec.decode(s.codes, s.positions) for s in self._coded_segments()]
-            keys = self._weave(self._keys, [k for k, _ in decoded])
-            values = self._weave(self._values, [v for _, v in decoded])
+            span = range(self._sinks, self._sinks + self.coded)
+            decoded_keys, decoded_values = self._codec.decode(self._codes(), span)
+            keys = self._weave(self._keys, decoded_keys)
+            values = self._weave(self._values, decoded_values)
         return self._settled(keys), self._settled(values)
 
-    def _weave(self, exact: mx.array, decoded: list[mx.array]) -> mx.array:
+    def _codes(self) -> Codes:
+        """All codes as one run: its decoding is one graph, however long the sequence."""
+        runs = [fields for fields, _ in self._blocks]
+        whole = (
+            runs[0]
+            if len(runs) == 1
+            else {
+                name: mx.concatenate([fields[name] for fields in runs], axis=2) for name in runs[0]
+            }
+        )
+        return Codes(dict(whole), dict(self._constants))
+
+    def _weave(self, exact: mx.array, decoded: mx.array) -> mx.array:
         cut = self._sinks
-        return mx.concatenate([exact[:, :, :cut], *decoded, exact[:, :, cut:]], axis=2)
+        return mx.concatenate([exact[:, :, :cut], decoded, exact[:, :, cut:]], axis=2)
