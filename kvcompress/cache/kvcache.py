@@ -303,8 +303,8 @@ class CompressedKVCache:
     def state(self, state: tuple[Any, ...]) -> None:
         from kvcompress.cache.state import unpack_state
 
+        unpack_state(self, state)  # a refused state leaves all as it was
         self._step = self._ticket = self._due = None
-        unpack_state(self, state)
 
     @classmethod
     def from_state(cls, state: tuple[Any, ...]) -> CompressedKVCache:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from kvcompress.cache.binding import check_caches, check_model
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.cache.state import compact_state
 from kvcompress.config.option import shown
-from kvcompress.errors import CacheFileError, ConfigError
+from kvcompress.errors import CacheFileError, ConfigError, KVCompressError
 
 if TYPE_CHECKING:
     from kvcompress.method import CompressionMethod
@@ -152,10 +153,22 @@ def load_cache(
         raise CacheFileError(
             f"{source}: made for a model with {len(entries)} caches (this one has {len(caches)})"
         )
-    return [
-        _restored(source, i, cache, entry, arrays)
-        for i, (cache, entry) in enumerate(zip(caches, entries, strict=True))
-    ]
+    with _contents_of(source):
+        return [
+            _restored(source, i, cache, entry, arrays)
+            for i, (cache, entry) in enumerate(zip(caches, entries, strict=True))
+        ]
+
+
+@contextlib.contextmanager
+def _contents_of(source: Path) -> Iterator[None]:
+    """Tell of whatever a damaged file's contents lead to, in mlx-lm's own caches too."""
+    try:
+        yield
+    except KVCompressError:
+        raise
+    except Exception as error:
+        raise CacheFileError(f"{source}: damaged ({type(error).__name__}: {error})") from error
 
 
 def _restored(
@@ -170,7 +183,7 @@ def _restored(
     leaves = list(entry["leaves"].items())
     leaves += [(k[len(own) :], v) for k, v in arrays.items() if k.startswith(own)]
     state = tree_unflatten(sorted(leaves, key=lambda leaf: [int(p) for p in leaf[0].split(".")]))
-    if entry["compressed"]:
+    if isinstance(cache, CompressedKVCache):
         cache.state = tuple(state)
         return cache
     return type(cache).from_state(state)
@@ -179,17 +192,17 @@ def _restored(
 def _method_of(source: Path, entries: list[dict[str, Any]], calibration: Any) -> CompressionMethod:
     from kvcompress.registry import get_method
 
-    headers = [e["leaves"] for e in entries if e["compressed"]]
-    first = next(iter(headers))
-    identity = json.loads(first["0"])["identity"]
-    options = dict(identity["config"])
+    with _contents_of(source):
+        first = next(entry["leaves"]["0"] for entry in entries if entry["compressed"])
+        identity = json.loads(first)["identity"]
+        name, options = str(identity["method"]), {**identity["config"]}
     if calibration is not None:
         options["calibration"] = calibration
     try:
-        method: CompressionMethod = get_method(identity["method"], **options)
+        method: CompressionMethod = get_method(name, **options)
     except ConfigError as error:
         raise CacheFileError(
-            f"{source}: {identity['method']} cannot be made again from the file ({error}); give "
+            f"{source}: {name} cannot be made again from the file ({error}); give "
             f"it: load_cache(path, model, method=...)"
         ) from error
     return method
@@ -201,7 +214,9 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     Raises:
         CacheFileError: Where the file is not a whole one of ours.
     """
-    notes: dict[str, str] = json.loads(_header(_checked_path(path))["metadata"])
+    source = _checked_path(path)
+    with _contents_of(source):
+        notes: dict[str, str] = json.loads(_header(source)["metadata"])
     return notes
 
 
@@ -222,17 +237,18 @@ def _header(source: Path) -> dict[str, str]:
         raise CacheFileError(
             f"{source}: has format version {header.get('version')}; this version reads {VERSION}"
         )
+    missing = [name for name in ("entries", "model", "metadata") if name not in header]
+    if missing:
+        raise CacheFileError(f"{source}: damaged (its header has no {', '.join(missing)})")
     return header
 
 
 def _read(source: Path, header: dict[str, str]) -> tuple[list[dict[str, Any]], dict[str, mx.array]]:
     """Header entries and evaluated arrays of a whole file."""
-    try:
+    with _contents_of(source):
         entries: list[dict[str, Any]] = json.loads(header["entries"])
         arrays: dict[str, mx.array] = mx.load(str(source))  # type: ignore[assignment]
         mx.eval(list(arrays.values()))
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise CacheFileError(f"{source}: cannot be read ({error})") from error
     return entries, arrays
 
 

@@ -10,7 +10,8 @@ import attrs
 import mlx.core as mx
 
 from kvcompress.cache.binding import bound
-from kvcompress.cache.store import SEAL, CodeStore, ExactRows
+from kvcompress.cache.layout import misfit_of
+from kvcompress.cache.store import CodeStore, ExactRows
 from kvcompress.errors import CacheFileError
 from kvcompress.layers import LayerSpec, Rotary
 
@@ -116,12 +117,19 @@ def restore(state: State) -> CompressedKVCache:
             f"the method (fingerprint {identity['fingerprint'][:12]}, now "
             f"{method.fingerprint[:12]})"
         )
-    fields = dict(identity["layer"])
-    rotary = fields.pop("rotary")
-    layer = LayerSpec(rotary=None if rotary is None else Rotary(**rotary), **fields)
+    layer = _layer_of(identity["layer"])
     cache = CompressedKVCache(method, layer, _codecs.get(key) or bound(method, layer))
     _fill(cache, header["counts"], list(state[1:]))
     return cache
+
+
+def _layer_of(fields: dict[str, Any]) -> LayerSpec:
+    try:
+        rest = dict(fields)
+        rotary = rest.pop("rotary")
+        return LayerSpec(rotary=None if rotary is None else Rotary(**rotary), **rest)
+    except (TypeError, ValueError, KeyError) as error:
+        raise CacheFileError(f"the state is of a layer that cannot be ({error})") from error
 
 
 def _parse(state: State) -> dict[str, Any]:
@@ -134,33 +142,48 @@ def _parse(state: State) -> dict[str, Any]:
         raise CacheFileError(
             f"the state has format {header['identity']['format']}; this version reads {FORMAT}"
         )
+    if not _complete(header):
+        raise CacheFileError("the state is not one of a kvcompress cache: its header is damaged")
     return header
 
 
+def _complete(header: dict[str, Any]) -> bool:
+    """Whether a header has all that is read from it."""
+    identity, counts = header["identity"], header.get("counts")
+    kinds = {"method": str, "config": dict, "fingerprint": str, "layer": dict}
+    if not isinstance(counts, dict) or not isinstance(counts.get("constants"), list):
+        return False
+    numbers = [counts.get(name) for name in ("offset", "exact", "exact_arrays", "sealed", "tail")]
+    return all(isinstance(identity.get(name), kind) for name, kind in kinds.items()) and all(
+        type(number) is int and number >= 0 for number in numbers
+    )
+
+
 def _fill(cache: CompressedKVCache, counts: dict[str, Any], arrays: list[mx.array]) -> None:
+    """Put checked arrays into a cache, which stays as it was where they do not fit."""
+    where = f"{cache.method.name}: layer {cache.layer.index}"
     names = [f.name for f in cache.codec.schema.fields]
     blocks = counts["sealed"] + (1 if counts["tail"] else 0)
     expected = counts["exact_arrays"] + len(counts["constants"]) + blocks * len(names)
     if len(arrays) != expected:
-        raise CacheFileError(
-            f"{cache.method.name}: layer {cache.layer.index}: the state must hold {expected} "
-            f"arrays (got {len(arrays)})"
-        )
+        raise CacheFileError(f"{where}: the state must hold {expected} arrays (got {len(arrays)})")
     rest = iter(arrays)
-    cache.exact = ExactRows()
+    exact = ExactRows()
     if counts["exact_arrays"]:
-        cache.exact = ExactRows(next(rest), next(rest), counts["exact"])
+        exact = ExactRows(next(rest), next(rest), counts["exact"])
     if counts["exact_arrays"] > 2:
-        cache.exact.received = next(rest)
-    cache.constants = {name: next(rest) for name in counts["constants"]}
+        exact.received = next(rest)
+    constants = {name: next(rest) for name in counts["constants"]}
     runs = [{name: next(rest) for name in names} for _ in range(blocks)]
+    misfit = misfit_of(cache.layer, cache.codec.schema, exact, constants, runs, counts["tail"])
+    if misfit:
+        raise CacheFileError(f"{where}: the state's {misfit}")
     tail = runs.pop() if counts["tail"] else {}
-    cache.store = CodeStore(cache.codec.schema, runs, tail, counts["tail"])
-    cache.offset = counts["offset"]
-    if cache.store.tokens + cache.exact.used != cache.offset or any(
-        a.shape[2] != SEAL for run in runs for a in run.values()
-    ):
+    store = CodeStore(cache.codec.schema, runs, tail, counts["tail"])
+    if store.tokens + exact.used != counts["offset"]:
         raise CacheFileError(
-            f"{cache.method.name}: layer {cache.layer.index}: the state's arrays do not hold "
-            f"the {cache.offset} tokens that its header names"
+            f"{where}: the state's arrays do not hold the {counts['offset']} tokens that its "
+            f"header names"
         )
+    cache.exact, cache.store, cache.constants = exact, store, constants
+    cache.offset = counts["offset"]

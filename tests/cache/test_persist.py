@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -139,3 +140,45 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"save_cache: {place} cannot be written"):
             save_cache(place, caches)
     assert [p.name for p in tmp_path.iterdir()] == ["folder.safetensors"]
+
+
+def damage(path: Path, change: Any) -> None:
+    """Change the entries of a file."""
+    arrays, header = mx.load(str(path), return_metadata=True)  # type: ignore[misc]
+    entries = json.loads(header["entries"])
+    change(entries)
+    mx.save_safetensors(str(path), arrays, header | {"entries": json.dumps(entries)})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entries: entries.clear(),
+        lambda entries: entries.__setitem__(0, 1),
+        lambda entries: entries[0].pop("class"),
+        lambda entries: entries[0].pop("leaves"),
+        lambda entries: entries[0].update(leaves={}),
+        lambda entries: entries[0]["leaves"].update({"0": "x"}),
+        lambda entries: entries[0]["leaves"].update({"0": "{}"}),
+        lambda entries: entries[0]["leaves"].update({"x": "x"}),
+        lambda entries: [entry.update(compressed=False) for entry in entries],
+    ],
+)
+def test_damaged_entries_are_told_of(change: Any, tmp_path: Path) -> None:
+    path, model = tmp_path / "a.safetensors", tiny("llama")
+    save_cache(path, filled(model))
+    damage(path, change)
+    with pytest.raises(CacheFileError, match=r"a\.safetensors: damaged"):
+        load_cache(path, model)
+
+
+@pytest.mark.parametrize("name", ["entries", "model", "metadata"])
+def test_a_header_without_one_of_its_parts_is_told_of(name: str, tmp_path: Path) -> None:
+    path, model = tmp_path / "a.safetensors", tiny("llama")
+    save_cache(path, filled(model))
+    arrays, header = mx.load(str(path), return_metadata=True)  # type: ignore[misc]
+    del header[name]
+    mx.save_safetensors(str(path), arrays, header)
+    for read in (lambda: load_cache(path, model), lambda: read_metadata(path)):
+        with pytest.raises(CacheFileError, match=f"its header has no {name}"):
+            read()
