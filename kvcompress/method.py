@@ -29,6 +29,18 @@ def _one_line(info: MethodInfo, attribute: attrs.Attribute[str], value: str) -> 
         raise ConfigError(f"MethodInfo: {attribute.name} must be one line (got {shown(value)})")
 
 
+def _line_or_nothing(info: MethodInfo, attribute: attrs.Attribute[str], value: str) -> None:
+    if value != "":
+        _one_line(info, attribute, value)
+
+
+def _truth(info: MethodInfo, attribute: attrs.Attribute[bool], value: bool) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(
+            f"MethodInfo: {attribute.name} must be true or false (got {shown(value)})"
+        )
+
+
 def _matches(pattern: re.Pattern[str], legal: str) -> Any:
     def check(info: MethodInfo, attribute: attrs.Attribute[str], value: str) -> None:
         if not isinstance(value, str) or not pattern.fullmatch(value):
@@ -38,9 +50,10 @@ def _matches(pattern: re.Pattern[str], legal: str) -> Any:
 
 
 def _words(value: Iterable[str]) -> frozenset[str]:
-    if isinstance(value, str):
-        raise ConfigError(f"MethodInfo: capabilities must be a set of words (got {value!r})")
-    return frozenset(value)
+    words = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (None,)
+    if not all(isinstance(word, str) for word in words):
+        raise ConfigError(f"MethodInfo: capabilities must be a set of words (got {shown(value)})")
+    return frozenset(str(word) for word in words)
 
 
 @frozen
@@ -60,8 +73,8 @@ class MethodInfo:
     name: str = field(validator=_matches(_NAME, "lower-case letters, digits, '_', '-' or '.'"))
     summary: str = field(validator=_one_line)
     target: str = field(validator=_matches(_TARGET, "'module:attribute'"))
-    paper: str = field(default="", kw_only=True)
-    needs_calibration: bool = field(default=False, kw_only=True)
+    paper: str = field(default="", validator=_line_or_nothing, kw_only=True)
+    needs_calibration: bool = field(default=False, validator=_truth, kw_only=True)
     capabilities: frozenset[str] = field(default=frozenset(), converter=_words, kw_only=True)
     # The version that plugins which do not say were written for: stays 1 in later versions.
     api_version: int = field(default=1, kw_only=True)

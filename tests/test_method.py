@@ -135,6 +135,11 @@ def test_a_class_without_bind_cannot_be_made() -> None:
         ({"target": "module"}, "target must be 'module:attribute'"),
         ({"target": "module:a b"}, "target must be 'module:attribute'"),
         ({"capabilities": "fast"}, "capabilities must be a set of words"),
+        ({"capabilities": 5}, "capabilities must be a set of words"),
+        ({"capabilities": [1, "fast"]}, "capabilities must be a set of words"),
+        ({"paper": 5}, "paper must be one line"),
+        ({"paper": "a\nb"}, "paper must be one line"),
+        ({"needs_calibration": "maybe"}, "needs_calibration must be true or false"),
     ],
 )
 def test_a_description_is_checked(given: dict[str, Any], complaint: str) -> None:

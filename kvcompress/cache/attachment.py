@@ -8,7 +8,7 @@ from typing import Any
 
 from mlx.nn.layers.base import Module
 
-from kvcompress.cache.binding import check_method, check_model
+from kvcompress.cache.binding import check_method, check_model, own_caches
 from kvcompress.cache.native import CacheMaker, attached_to
 from kvcompress.cache.plan import make_plan
 from kvcompress.errors import ConfigError
@@ -41,7 +41,7 @@ def make_cache(method: CompressionMethod, model: Module) -> list[Any]:
         return make_plan(method, model).caches(model)
     running.add(id(method))
     try:
-        return list(method.make_cache(model))
+        return own_caches(method, model)
     finally:
         running.discard(id(method))
 

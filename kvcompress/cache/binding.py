@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from mlx.nn.layers.base import Module
@@ -59,14 +61,31 @@ def bound(method: CompressionMethod, layer: LayerSpec) -> KVCodec:
         KVCompressError: As :meth:`~kvcompress.method.CompressionMethod.bind`.
     """
     where = f"{method.name}: bind of layer {layer.index}"
-    try:
+    with _plugin_at(where):
         codec: Any = method.bind(layer)
-    except KVCompressError:
-        raise
-    except Exception as error:
-        raise BrokenPlugin(f"{where} failed ({type(error).__name__}: {error})") from error
     if not isinstance(codec, KVCodec):
         raise BrokenPlugin(f"{where} must return a KVCodec (got {shown(codec)})")
     if any(getattr(codec.layer, size) != getattr(layer, size) for size in _SIZES):
         raise BrokenPlugin(f"{where} must return a codec of {layer} (got one of {codec.layer})")
     return codec
+
+
+def own_caches(method: CompressionMethod, model: Module) -> list[Any]:
+    """The list that a method makes by itself.
+
+    Raises:
+        BrokenPlugin: The method fails in its own way, or gives no list of caches.
+    """
+    with _plugin_at(f"{method.name}: make_cache"):
+        return list(method.make_cache(model))
+
+
+@contextlib.contextmanager
+def _plugin_at(where: str) -> Iterator[None]:
+    """Blame the plugin for errors that are not ours."""
+    try:
+        yield
+    except KVCompressError:
+        raise
+    except Exception as error:
+        raise BrokenPlugin(f"{where} failed ({type(error).__name__}: {error})") from error

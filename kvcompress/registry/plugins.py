@@ -82,6 +82,10 @@ class PluginLoader:
                 self._loaded[key] = Loaded(error=error)
         return self._loaded[key]
 
+    def has_hooks(self, plugin: object) -> bool:
+        """Whether anything of a plugin is marked as a hook, known or not."""
+        return any(self._manager.parse_hookimpl_opts(plugin, name) for name in dir(plugin))
+
     def _register(self, plugin: object) -> dict[str, MethodInfo]:
         self._registrar.take()
         try:

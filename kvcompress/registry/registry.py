@@ -20,6 +20,7 @@ from kvcompress.errors import (
     BrokenPlugin,
     ConfigError,
     IncompatiblePlugin,
+    KVCompressError,
     PluginConflict,
     UnknownMethod,
 )
@@ -84,10 +85,14 @@ class Registry:
         """Add a plugin by hand: a module or an object with hooks marked ``@hookimpl``.
 
         Raises:
-            BrokenPlugin: The plugin's hooks do not keep the contract.
+            BrokenPlugin: The plugin has no hooks, or they do not keep the contract.
             PluginConflict: A plugin added by hand before offers a method of the same name.
         """
         with self._lock:
+            if not self._loader.has_hooks(plugin):
+                raise BrokenPlugin(
+                    f"{plugin!r}: has no hook; mark one of kvcompress's with @kvcompress.hookimpl"
+                )
             taken = {offer.name for offer in self._local_offers()}
             loaded = self._load_local(plugin)
             if loaded.error is None and not taken.intersection(loaded.infos):
@@ -165,17 +170,21 @@ class Registry:
 
         Raises:
             ConfigError: An option is unknown or not legal, or they do not fit together.
+            BrokenPlugin: The class fails in its own way or does not keep the contract.
             KVCompressError: As :meth:`method_class`.
         """
         cls = self.method_class(name)
         info = self.method_info(name)
-        extra = {}
-        if calibration is not None:
-            if "calibration" not in inspect.signature(cls).parameters:
-                raise ConfigError(f"{owner_name(cls)}: the method takes no calibration")
-            extra["calibration"] = calibration
-        method = construct(cls, options, **extra)
-        if not isinstance(method, CompressionMethod):
+        try:
+            method: CompressionMethod = _made(cls, calibration, options)
+            keeps = isinstance(method, CompressionMethod)  # which reads its properties
+        except KVCompressError:
+            raise
+        except Exception as error:
+            raise BrokenPlugin(
+                f"{info.name}: making an instance of {info.target} failed: {_described(error)}"
+            ) from error
+        if not keeps:
             raise BrokenPlugin(
                 f"{info.name}: {info.target} does not keep the contract of "
                 "CompressionMethod; derive it from kvcompress.Method and give it a `name`"
@@ -291,6 +300,15 @@ class Registry:
                 f"release of {offer.distribution} or of kvcompress that fits the other"
             )
         return info
+
+
+def _made(cls: type[Any], calibration: Any, options: dict[str, Any]) -> Any:
+    extra = {}
+    if calibration is not None:
+        if "calibration" not in inspect.signature(cls).parameters:
+            raise ConfigError(f"{owner_name(cls)}: the method takes no calibration")
+        extra["calibration"] = calibration
+    return construct(cls, options, **extra)
 
 
 def _local_key(plugin: object) -> str:

@@ -48,6 +48,22 @@ def test_a_plugin_without_a_codec_is_broken(given: Any, text: str) -> None:
             give(model, Odd(given=given))
 
 
+@frozen(kw_only=True)
+class OwnMaker(Odd):
+    def make_cache(self, model: Any) -> Any:
+        return self.bind(LAYER)
+
+
+@pytest.mark.parametrize("given", [5, ZeroDivisionError("by zero")])
+def test_a_plugin_without_caches_is_broken(given: Any) -> None:
+    model = tiny("llama")
+    with pytest.raises(kv.BrokenPlugin, match="odd: make_cache failed"):
+        kv.make_cache(OwnMaker(given=given), model)
+    attached = kv.attach(model, OwnMaker(given=given))
+    with attached, pytest.raises(kv.BrokenPlugin, match="odd: make_cache failed"):
+        model.make_cache()
+
+
 def test_an_error_of_ours_passes_as_it_is() -> None:
     with pytest.raises(kv.CalibrationRequired, match=r"^as it is$"):
         bound(Odd(given=kv.CalibrationRequired("as it is")), LAYER)

@@ -182,6 +182,18 @@ TARGETS = {
         CODE.replace('    name: ClassVar[str] = "{name}"\n', ""),
         "does not keep the contract",
     ),
+    "own error": (
+        CODE.format(name="toy").replace("def check(self):", "def check(self):\n        1 / 0"),
+        "an instance of .* failed: ZeroDivisionError",
+    ),
+    "broken property": (
+        CODE.format(name="toy") + "    @property\n    def fingerprint(self): raise OSError('no')",
+        "an instance of .* failed: OSError: no",
+    ),
+    "no signature": (
+        "class Toy(int):\n    name = 'toy'\n    def bind(self, layer): pass",
+        "an instance of .* failed: ValueError",
+    ),
     "another name": (CODE.format(name="other"), "names itself 'other'"),
 }
 
@@ -356,6 +368,12 @@ def test_a_broken_plugin_registered_by_hand_is_refused_at_once() -> None:
     with pytest.raises(BrokenPlugin, match="ValueError: oops"):
         registry.register(SimpleNamespace(kvcompress_register=hookimpl(kvcompress_register)))
     assert not any(row.distribution == "local" for row in registry.list_methods())
+
+
+@pytest.mark.parametrize("plugin", [None, 5, "turboquant", SimpleNamespace()])
+def test_what_has_no_hook_is_refused_at_once(plugin: Any) -> None:
+    with pytest.raises(BrokenPlugin, match="has no hook"):
+        Registry().register(plugin)
 
 
 def test_hooks_answer_for_all_plugins_and_warn_of_broken_ones(site: Site) -> None:
