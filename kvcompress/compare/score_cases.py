@@ -39,6 +39,8 @@ class Case:
         queries: ``(1, Hq, L, D)``, rotated to the last ``L`` positions.
         samples: What tables are fitted to.
         seed: For whatever a fit draws.
+        earlier: ``(1, Hq, n - L, D)``, the queries of the tokens before, for methods that code by
+            what was asked for; ``None`` where there are none.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Case:
     queries: mx.array
     samples: LayerSamples
     seed: int
+    earlier: mx.array | None = None
 
 
 def made_up_cases(workload: str, tokens: int) -> Iterator[Case]:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from kvcompress.cache.binding import bound
 from kvcompress.cache.kvcache import CompressedKVCache
+from kvcompress.cache.view import View
 from kvcompress.codec import Codes
 from kvcompress.compare.metrics import finite
 from kvcompress.compare.score_cases import RECENT, Case
@@ -37,7 +38,7 @@ def score_errors(method: CompressionMethod, case: Case) -> dict[str, float]:
     layer, total = case.layer, case.keys.shape[2]
     first = total - case.queries.shape[2]
     cache = CompressedKVCache(method, layer, bound(method, layer))
-    _read(cache, case, 0, first)
+    _prefill(cache, case, first)
     coded = _coded_span(cache)
     if not coded:
         raise ConfigError(f"{method.name}: of {total} tokens none is coded, so there is no error")
@@ -63,10 +64,18 @@ def score_errors(method: CompressionMethod, case: Case) -> dict[str, float]:
     return {name: finite(name, value) for name, value in measured.items()}
 
 
-def _read(cache: CompressedKVCache, case: Case, start: int, stop: int) -> mx.array:
+def _prefill(cache: CompressedKVCache, case: Case, count: int) -> None:
+    """Give the cache the first tokens, and their queries where there are any."""
+    keys = _read(cache, case, 0, count)
+    if case.earlier is not None:
+        queries = case.earlier.astype(case.layer.mx_dtype)
+        mx.eval(keys.step.attend(queries, scale=case.layer.head_dim**-0.5, mask="causal"))
+    mx.eval(cache.state)
+
+
+def _read(cache: CompressedKVCache, case: Case, start: int, stop: int) -> View:
     """Give the cache tokens; all keys as the step has them, decoded."""
     keys, _ = cache.update_and_fetch(case.keys[:, :, start:stop], case.values[:, :, start:stop])
-    mx.eval(cache.state)
     return keys
 
 

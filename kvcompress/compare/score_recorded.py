@@ -59,16 +59,18 @@ def _few(samples: list[LayerSamples]) -> list[LayerSamples]:
 def _case(scored: LayerSamples, samples: LayerSamples, tokens: int) -> Case:
     layer = scored.layer
     keys, values = scored.keys[:tokens], scored.values[:tokens]
-    queries = scored.queries[tokens - RECENT : tokens].reshape(RECENT, -1, layer.head_dim)
+    heads = scored.queries[:tokens].reshape(tokens, layer.query_heads, layer.head_dim)
     # A window's first tokens are not recorded; the others move up by as many positions.
+    queries = _rows(rotated(heads, layer, range(tokens)))
     return Case(
         name=f"layer {layer.index}",
         layer=layer,
         keys=_rows(rotated(keys, layer, range(tokens))).astype(layer.mx_dtype),
         values=_rows(values).astype(layer.mx_dtype),
-        queries=_rows(rotated(queries, layer, range(tokens - RECENT, tokens))),
+        queries=queries[:, :, tokens - RECENT :],
         samples=samples,
         seed=0,
+        earlier=queries[:, :, : tokens - RECENT],
     )
 
 

@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from kvcompress.cache.step import Step
 from kvcompress.compare.fitted import samples_of
 from kvcompress.compare.score_cases import Case
 from kvcompress.compare.score_errors import score_errors
@@ -122,3 +123,20 @@ def test_half_precision_is_measured_against_the_keys_as_they_came(case: Case) ->
     measured = score_errors(method(), half)
     assert measured["recent"] == 0
     assert measured["all"] == pytest.approx(score_errors(method(), case)["all"], rel=0.05)
+
+
+def test_earlier_queries_reach_the_cache_before_it_codes(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[tuple[int, ...], float]] = []
+    real = Step.attend
+
+    def attend(self: Step, queries: mx.array, **options: Any) -> mx.array:
+        seen.append((queries.shape, options["scale"]))
+        return real(self, queries, **options)
+
+    monkeypatch.setattr(Step, "attend", attend)
+    q, _, _ = tokens(COUNT, LAYER, seed=4)
+    measured = score_errors(method(), attrs.evolve(case, earlier=q[:, :, : COUNT - QUERIES]))
+    assert seen == [((1, 6, COUNT - QUERIES, 32), 32**-0.5)]
+    assert measured == score_errors(method(), case)  # it does not choose by what was asked for
