@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import mlx.core as mx
@@ -16,9 +17,11 @@ import numpy as np
 from attrs import frozen
 
 from kvcompress.attention.masks import Mask
+from kvcompress.cache.chunk import check_chunk
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.cache.step import Step
 from kvcompress.cache.view import View, view
+from kvcompress.config.option import shown
 from kvcompress.errors import BatchError, CacheFileError
 
 
@@ -180,7 +183,12 @@ class CompressedBatchCache:
             left_padding: Padding before each row's first token.
             lengths: Tokens of each row in what follows.
             right_padding: Padding after them.
+
+        Raises:
+            BatchError: There is not one count a row, one is negative, or they come too late.
         """
+        for given in (left_padding, lengths, right_padding):
+            self._check_counts(given)
         if left_padding is not None:
             if not self.empty():
                 raise BatchError("left padding can only be announced to an empty batch")
@@ -190,12 +198,28 @@ class CompressedBatchCache:
                 raise BatchError("right padding needs the rows' lengths")
             self._left = list(lengths)
 
+    def _check_counts(self, counts: Sequence[int] | None) -> None:
+        rows = len(self.rows)
+        if counts is not None and (len(counts) != rows or min(counts, default=0) < 0):
+            raise BatchError(
+                f"padding and lengths must be {rows} numbers of at least 0, one a row "
+                f"(got {shown(counts)})"
+            )
+
     def finalize(self) -> None:
         """End right padding; nothing was stored for it."""
         self._left = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[View, View]:
-        """Add a padded chunk, ``(B, Hkv, L, D)`` and ``(B, Hkv, L, Dv)``; two lazy views."""
+        """Add a padded chunk, ``(B, Hkv, L, D)`` and ``(B, Hkv, L, Dv)``; two lazy views.
+
+        Raises:
+            BatchError: The chunk has another number of rows.
+            ConfigError: It does not fit the layer; no row has taken its part then.
+        """
+        if not self.rows:
+            raise BatchError("the batch has no rows left")
+        check_chunk(self.rows[0].method.name, self.rows[0].layer, 0, keys, values)
         if keys.shape[0] != len(self.rows):
             raise BatchError(f"the batch has {len(self.rows)} rows (got {keys.shape[0]})")
         length, width = keys.shape[2], self.size()
@@ -245,8 +269,12 @@ class CompressedBatchCache:
         return mask
 
     def filter(self, batch_indices: Any) -> None:
-        """Keep these rows, in this order."""
-        keep: list[int] = np.asarray(batch_indices).reshape(-1).tolist()
+        """Keep these rows, in this order.
+
+        Raises:
+            BatchError: There is no such row.
+        """
+        keep = [self._place_of(index) for index in np.asarray(batch_indices).reshape(-1).tolist()]
         self.rows = [self.rows[i] for i in keep]
         self._before = [self._before[i] for i in keep]
         self._left = None if self._left is None else [self._left[i] for i in keep]
@@ -261,8 +289,22 @@ class CompressedBatchCache:
         self._before += other._before
 
     def extract(self, idx: int) -> CompressedKVCache:
-        """A snapshot of one row, as if it had run alone."""
-        return copy.deepcopy(self.rows[idx])
+        """A snapshot of one row, as if it had run alone.
+
+        Raises:
+            BatchError: There is no such row.
+        """
+        return copy.deepcopy(self.rows[self._place_of(idx)])
+
+    def _place_of(self, index: Any) -> int:
+        """A row's place from its number, which may count from the end as in Python."""
+        rows = len(self.rows)
+        whole = isinstance(index, Integral) and not isinstance(index, bool)
+        if not whole or not -rows <= index < rows:
+            raise BatchError(
+                f"the batch has {rows} rows (got {shown(index)} for the number of one)"
+            )
+        return int(index) % rows
 
     def size(self) -> int:
         """Tokens of the longest row."""
@@ -293,15 +335,27 @@ class CompressedBatchCache:
 
     @state.setter
     def state(self, state: tuple[Any, ...]) -> None:
-        if len(state) != len(self.rows):
+        if len(_rows_of(state)) != len(self.rows):
             raise CacheFileError(f"the state must have {len(self.rows)} rows (got {len(state)})")
-        for row, part in zip(self.rows, state, strict=True):
+        read = copy.deepcopy(self.rows)  # a row that is refused must not leave others changed
+        for row, part in zip(read, state, strict=True):
             row.state = part
+        self.rows = read
 
     @classmethod
     def from_state(cls, state: tuple[Any, ...]) -> CompressedBatchCache:
-        """A batch that goes on where ``state`` was taken."""
-        return cls([CompressedKVCache.from_state(part) for part in state])
+        """A batch that goes on where ``state`` was taken.
+
+        Raises:
+            CacheFileError: It is none of a batch.
+        """
+        return cls([CompressedKVCache.from_state(part) for part in _rows_of(state)])
+
+
+def _rows_of(state: object) -> tuple[Any, ...]:
+    if not isinstance(state, tuple | list):
+        raise CacheFileError(f"the state must be one of a batch (got a {type(state).__name__})")
+    return tuple(state)
 
 
 def _views(step: BatchStep) -> tuple[View, View]:

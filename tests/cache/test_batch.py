@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcompress.cache.batch import CompressedBatchCache
-from kvcompress.errors import BatchError
+from kvcompress.errors import BatchError, CacheFileError, ConfigError
 from tests.stand_ins import LAYER, cache, largest, tokens
 
 SCALE = 0.17
@@ -127,3 +127,47 @@ def test_what_does_not_fit_together_is_refused() -> None:
     batch = history(1, 0).merge([history(1, 0)])
     with pytest.raises(BatchError, match="has 1 rows"):
         batch.update_and_fetch(mx.zeros((2, 2, 1, 32)), mx.zeros((2, 2, 1, 16)))
+
+
+def test_a_chunk_that_does_not_fit_is_taken_by_no_row() -> None:
+    batch = CompressedBatchCache([history(20, i) for i in range(3)])
+    _, k, v = tokens(5, batch=3)
+    for keys, values in ((k, v[:2]), (k[..., :3], v), (k, v[:, :, :2]), (None, None)):
+        with pytest.raises(ConfigError):
+            batch.update_and_fetch(keys, values)
+        assert [row.offset for row in batch.rows] == [20] * 3
+
+
+def test_a_state_that_does_not_fit_is_taken_by_no_row() -> None:
+    batch = CompressedBatchCache([history(20, i) for i in range(2)])
+    other = CompressedBatchCache([history(30, i) for i in range(2)])
+    for state in (5, None, other.state[:1], (other.state[0], "nonsense")):
+        with pytest.raises(CacheFileError):
+            batch.state = state  # type: ignore[assignment]
+        assert [row.offset for row in batch.rows] == [20] * 2
+    with pytest.raises(CacheFileError):
+        CompressedBatchCache.from_state(5)  # type: ignore[arg-type]
+
+
+def test_rows_that_there_are_not_are_named() -> None:
+    batch = CompressedBatchCache([history(20, i) for i in range(2)])
+    for number in (2, -3, 0.5, "a", None):
+        with pytest.raises(BatchError, match="the batch has 2 rows"):
+            batch.extract(number)  # type: ignore[arg-type]
+        with pytest.raises(BatchError, match="the batch has 2 rows"):
+            batch.filter([0, number])
+    assert batch.extract(-1).offset == 20
+    batch.filter(mx.array([1, 0]))
+    batch.filter([])
+    _, k, v = tokens(1)
+    with pytest.raises(BatchError, match="no rows left"):
+        batch.update_and_fetch(k, v)
+
+
+@pytest.mark.parametrize("counts", [[1], [1, 2, 3], [-1, 0]])
+def test_padding_that_is_not_one_count_a_row_is_refused(counts: list[int]) -> None:
+    batch = CompressedBatchCache([history(0, i) for i in range(2)])
+    with pytest.raises(BatchError, match="must be 2 numbers of at least 0, one a row"):
+        batch.prepare(left_padding=counts)
+    with pytest.raises(BatchError, match="must be 2 numbers of at least 0, one a row"):
+        batch.prepare(lengths=counts, right_padding=[1, 0])
