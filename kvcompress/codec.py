@@ -127,6 +127,7 @@ class KVCodec:
                     f"codec: the {name}' transform must take {dim} channels to fit layer "
                     f"{layer.index} (got {pipeline.transform.dim})"
                 )
+            _check_heads(f"the {name} of layer {layer.index}", pipeline, layer.kv_heads, dim)
         object.__setattr__(self, "schema", self._derive_schema())
 
     def _derive_schema(self) -> Schema:
@@ -302,6 +303,25 @@ class KVCodec:
         out = self.values.transform.inverse(mixed)
         mean = self._mean("v.", constants)
         return out if mean is None else out + mass * mean
+
+
+def _check_heads(where: str, pipeline: Pipeline, heads: int, dim: int) -> None:
+    """Lead a token through a pipeline, uncomputed: tables may be for another number of heads.
+
+    Raises:
+        ConfigError: They are.
+    """
+    token, mean = mx.zeros((1, heads, 1, dim)), pipeline.centre.mean
+    cause: ValueError | None = None
+    try:
+        fits = pipeline.decode(pipeline.encode(token)).shape == token.shape
+    except ValueError as error:  # MLX's, of shapes that do not broadcast
+        fits, cause = False, error
+    if not fits or (mean is not None and mean.shape not in ((heads, dim), (1, dim))):
+        raise ConfigError(
+            f"codec: the stages for {where} must take {heads} heads of {dim} channels; their "
+            f"tables are for others"
+        ) from cause
 
 
 def _part(fields: Fields, prefix: str) -> dict[str, mx.array]:

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from kvcompress.codec import Codes, KVCodec, Pipeline
 from kvcompress.errors import ConfigError
 from kvcompress.stages.centre import fixed_centre
+from kvcompress.stages.product_vq import ProductVQ
 from kvcompress.stages.rope import PostRope, PreRope, RopePolicy
+from kvcompress.stages.transform import ChannelScale
+from kvcompress.stages.vq_coder import VQCoder
 from tests.stand_ins import LAYER, Rounded, Same, StandIn, largest, tokens
 
 ROPES = st.sampled_from([PostRope(), PreRope()])
@@ -136,3 +139,18 @@ def test_no_tokens_are_coded_to_none() -> None:
     assert codes.tokens == 0
     keys, values = codec.decode(codes, range(0))
     assert (keys.shape, values.shape) == ((1, 2, 0, 32), (1, 2, 0, 16))
+
+
+@pytest.mark.parametrize("part", ["keys", "values"])
+def test_tables_for_another_number_of_heads_are_refused(part: str) -> None:
+    dim = 32 if part == "keys" else 16
+    books = ProductVQ(mx.zeros((3, dim // 4, 16, 4), mx.float16), dim)
+    wrong = {
+        "codebook": Pipeline(Same(dim), VQCoder(books, 2)),
+        "scale": Pipeline(ChannelScale(np.ones((3, dim), np.float32)), Rounded(dim, 2)),
+        "mean": Pipeline(Same(dim), Rounded(dim, 2), fixed_centre(np.zeros((3, dim)))),
+    }
+    sound = StandIn().bind(LAYER)
+    for pipeline in wrong.values():
+        with pytest.raises(ConfigError, match=f"the {part} of layer 0 must take 2 heads of {dim}"):
+            evolve(sound, **{part: pipeline})

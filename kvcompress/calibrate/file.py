@@ -24,6 +24,7 @@ from kvcompress.calibrate.calibration import Calibration, Fit
 from kvcompress.calibrate.header import FORMAT, header_of, key_of, layer_of
 from kvcompress.calibrate.samples import LayerMoments
 from kvcompress.errors import CalibrationMismatch, ConfigError
+from kvcompress.layers import LayerSpec
 
 METADATA_KEY: Final = "kvcompress_calibration"
 
@@ -97,12 +98,9 @@ def load_calibration(path: str | PathLike[str]) -> Calibration:
 
 def _from_parts(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Calibration:
     layers = tuple(layer_of(fields) for fields in header["layers"])
-    by_kind = [a.name for a in attrs.fields(LayerMoments) if a.name not in ("tokens", "queries")]
     recorded = tuple(
         LayerMoments(
-            tokens=counts["tokens"],
-            queries=counts["queries"],
-            **{name: arrays[f"moments.{layer.index}.{name}"] for name in by_kind},
+            tokens=counts["tokens"], queries=counts["queries"], **_moments_of(layer, arrays)
         )
         for layer, counts in zip(layers, header["counts"], strict=True)
     )
@@ -119,3 +117,20 @@ def _from_parts(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -
     return Calibration(
         layers=layers, recorded=recorded, fits=tuple(fits), provenance=header["provenance"]
     )
+
+
+def _moments_of(layer: LayerSpec, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The arrays of a layer's moments, by attribute; ``ValueError`` where they cannot be."""
+    found = {}
+    for name in (a.name for a in attrs.fields(LayerMoments)):
+        if name in ("tokens", "queries"):
+            continue
+        dim = layer.value_dim if name.startswith("value") else layer.head_dim
+        shape = (layer.kv_heads, dim, dim) if name.endswith("moment") else (layer.kv_heads, dim)
+        array = arrays[f"moments.{layer.index}.{name}"]
+        if array.shape != shape or array.dtype != np.float32 or not np.isfinite(array).all():
+            raise ValueError(
+                f"moments.{layer.index}.{name} must be finite float32 of shape {shape}"
+            )
+        found[name] = array
+    return found

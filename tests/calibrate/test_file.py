@@ -168,6 +168,24 @@ def test_a_missing_array_is_told(path: Path) -> None:
         load_calibration(path)
 
 
+@pytest.mark.parametrize("name", ["key_mean", "value_max", "query_moment"])
+@pytest.mark.parametrize("kind", ["nan", "heads", "channels", "dtype"])
+def test_moments_that_cannot_be_are_told(path: Path, name: str, kind: str) -> None:
+    made = calibration(Peak())
+    made.save(path)
+    arrays, whole = load_file(path), f"moments.2.{name}"
+    given = arrays[whole]
+    arrays[whole] = {
+        "nan": given * np.float32("nan"),
+        "heads": np.concatenate([given] * 3),
+        "channels": given[..., 1:].copy(),
+        "dtype": given.astype(np.int32),
+    }[kind]
+    path.write_bytes(save(arrays, metadata={METADATA_KEY: header_of(made)}))
+    with pytest.raises(ConfigError, match=rf"damaged \(ValueError: {whole} must be finite float32"):
+        load_calibration(path)
+
+
 def test_another_format_is_a_mismatch(path: Path) -> None:
     save_file({"a": np.zeros(3)}, path, metadata={METADATA_KEY: '{"format": 99}'})
     with pytest.raises(CalibrationMismatch, match="has format 99, this version reads 1"):
