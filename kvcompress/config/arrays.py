@@ -59,7 +59,7 @@ class _Array(Option):
 
             value = value.astype(mx.float32)
         raw = np.asarray(value)
-        if raw.dtype.kind not in "iuf" or raw.size == 0:
+        if raw.dtype.kind not in "iuf" or raw.size == 0 or raw.ndim == 0:
             raise TypeError("not an array of real numbers")
         with np.errstate(over="ignore"):
             kept = np.array(raw, dtype=np.float32, order="C")

@@ -265,7 +265,9 @@ class CacheLaws(Subject):
             error = in_thread(work)
             require(error is None, f"in {who}: {error!r}")
         wanted = self.new_cache(bound)
-        feed(wanted, came.then(more), [140])
+        for part in (came, more):
+            keys, _ = wanted.update_and_fetch(part.keys, part.values)
+            step_of(keys).attend(part.queries, scale=_SCALE, mask="causal")
         require_same_cache(cache, wanted, came.then(more), "fed by two threads")
 
     @law(share=0.2)

@@ -72,22 +72,35 @@ class History:
         self.came = self.came.part(0, left) if self.came is not None and left else None
         self.coded = max(0, min(self.coded, left - self.bound.method.sinks))
 
-    def dense(self, coded: int) -> tuple[mx.array, mx.array]:
-        """All tokens, of which ``coded`` after the sinks are read as codes."""
+    def dense(self, coded: int, got: tuple[mx.array, mx.array]) -> tuple[mx.array, mx.array]:
+        """All tokens, of which ``coded`` after the sinks are read as codes.
+
+        Where a codec has two assignments, each token's is the one that is nearer to ``got``.
+        """
         if self.came is None:
             raise RuntimeError("an empty history stands for nothing")
         if not coded:
             return self.came.keys, self.came.values
         first = self.bound.method.sinks
         codec, middle = self.bound.codec, self.came.part(first, first + coded)
-        codes = codec.encode(middle.keys, middle.values, middle.positions, self.constants)
+        runs = []
+        for care in (True, False) if codec.chooses else (True,):
+            marks = mx.full(middle.keys.shape[::2], care) if codec.chooses else None
+            codes = codec.encode(
+                middle.keys, middle.values, middle.positions, self.constants, marks
+            )
+            runs.append(codec.decode(codes, middle.positions))
         out = []
-        for x, decoded in zip(
-            (self.came.keys, self.came.values),
-            codec.decode(codes, middle.positions),
-            strict=True,
-        ):
-            parts = [x[:, :, :first], decoded, x[:, :, first + coded :]]
+        for x, a, *decoded in zip((self.came.keys, self.came.values), got, *runs, strict=True):
+            cut = a[:, :, first : first + coded]
+            best, *others = decoded
+            for other in others:
+                off = [
+                    mx.abs((y - cut).astype(mx.float32)).sum((1, 3), keepdims=True)
+                    for y in (best, other)
+                ]
+                best = mx.where(off[0] <= off[1], best, other)
+            parts = [x[:, :, :first], best, x[:, :, first + coded :]]
             out.append(mx.concatenate(parts, axis=2))
         return out[0], out[1]
 
@@ -203,7 +216,7 @@ class CacheMachine(RuleBasedStateMachine):
         came = history.came
         if came is None:
             return
-        for a, b, x in zip(got, history.dense(coded), (came.keys, came.values), strict=True):
+        for a, b, x in zip(got, history.dense(coded, got), (came.keys, came.values), strict=True):
             require_same_decoding(a, b, x, what)
             places = (slice(0, first if coded else None), slice(first + coded, None))
             for place in places:

@@ -119,7 +119,8 @@ class Subject:
     def reads_decoded_keys(self, bound: Bound) -> bool:
         """Whether scores against codes are to equal those against decoded keys."""
         windowed = isinstance(bound.codec.rope, WindowedRope) and bound.layer.rotary is not None
-        return not windowed and not self.can("approximate-scores")
+        whole = bound.codec.attend_fraction == 1
+        return whole and not windowed and not self.can("approximate-scores")
 
     def needs_codec(self) -> None:
         """Skip the law for a method that keeps the model's own caches."""

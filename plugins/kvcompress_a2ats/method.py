@@ -166,8 +166,10 @@ class A2ATS(Method):
             coder = VQCoder(quantiser, layer.kv_heads, plain=plain)
             return Pipeline(Linear.of(whole[:, None]), coder, fixed_centre(mean))
 
-        two = self.use_query_aware and self.retrieval_fraction < 1
-        return pipeline("key", moments.key_mean, two), pipeline("value", moments.value_mean)
+        return (
+            pipeline("key", moments.key_mean, self.use_query_aware),
+            pipeline("value", moments.value_mean),
+        )
 
     def _given(self, layer: LayerSpec) -> tuple[Pipeline, Pipeline]:
         """Codebooks as they are given: nothing is taken out or mapped before them."""
@@ -181,7 +183,7 @@ class A2ATS(Method):
         near = book("codebook", self.codebook, layer.head_dim, metric)
         unseen = metric is None and self.use_query_aware and self.beta > 0
         keys: TableQuantiser = BlendedVQ(near, self.beta) if unseen else near
-        two = self.retrieval_fraction < 1 and (unseen or metric is not None)
+        two = unseen or metric is not None
         coder = VQCoder(keys, layer.kv_heads, plain=near.plain() if two else None)
         own = self.codebook if self.value_codebook is None else self.value_codebook
         values = book("value_codebook", own, layer.value_dim)

@@ -58,6 +58,7 @@ def test_the_array_is_a_copy() -> None:
         ["a"],
         [1j],
         3j,
+        4.0,
         {"a": 1},
         object(),
         mx.float32,

@@ -204,7 +204,6 @@ def test_a_part_of_the_tokens_gets_the_query_aware_centroid() -> None:
     )
     assert (all_careful != plain).any()
     aware = bound(retrieval_fraction=1.0)
-    assert aware.keys.coder.plain is None  # type: ignore[attr-defined]
     np.testing.assert_array_equal(
         aware.encode(came.keys, came.values, came.positions).fields["k.codes"], all_careful
     )
@@ -219,14 +218,21 @@ def test_the_plain_metric_is_that_of_lengths_before_the_map() -> None:
     np.testing.assert_allclose(blocks[1], np.broadcast_to(np.eye(8), (2, 8, 8)), atol=1e-12)
 
 
-def test_the_report_counts_the_tokens_that_got_it() -> None:
+@pytest.mark.parametrize(("part", "of_each_block"), [(0.2, 7), (1.0, 32), (0.0, 0)])
+def test_the_report_counts_the_tokens_that_got_it(part: float, of_each_block: int) -> None:
     method = kv.get_method(
-        "a2ats", codebook_bits=6, calibration=synthetic_calibration(), window=16, sinks=4, block=32
+        "a2ats",
+        codebook_bits=6,
+        calibration=synthetic_calibration(),
+        retrieval_fraction=part,
+        window=16,
+        sinks=4,
+        block=32,
     )
     cache = CompressedKVCache(method, LAYER, method.bind(LAYER))
     came = tokens(LAYER, 116, seed=1)
     cache.update_and_fetch(came.keys, came.values)
-    assert kv.report([cache]).tokens_retrieved == 3 * 7  # of 32, a fifth and rounded up
+    assert kv.report([cache]).tokens_retrieved == 3 * of_each_block
 
 
 def test_a_given_codebook_serves_values_too_unless_they_have_their_own() -> None:
