@@ -7,7 +7,6 @@ the file's single metadata entry, since the format keeps several in no particula
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Mapping
 from os import PathLike
@@ -24,6 +23,7 @@ from kvcompress.calibrate.calibration import Calibration, Fit
 from kvcompress.calibrate.header import FORMAT, header_of, key_of, layer_of
 from kvcompress.calibrate.samples import LayerMoments
 from kvcompress.errors import CalibrationMismatch, ConfigError
+from kvcompress.files import takes_files
 from kvcompress.layers import LayerSpec
 
 METADATA_KEY: Final = "kvcompress_calibration"
@@ -57,7 +57,7 @@ def check_writable(path: str | PathLike[str]) -> None:
     target = Path(path).expanduser()
     if target.is_dir():
         raise ConfigError(f"calibration: {target} is a folder; name a file in it")
-    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
+    if not takes_files(target.parent):
         raise ConfigError(f"calibration: the folder {target.parent} is missing or read-only")
 
 

@@ -42,12 +42,15 @@ def calibrate(
     from kvcompress.calibrate.api import configured
     from kvcompress.calibrate.file import check_writable
     from kvcompress.cli.told import told
+    from kvcompress.errors import ConfigError
     from kvcompress.models import load_model
     from kvcompress.text import load_text
 
     # What can be wrong in the call is found before minutes are spent.
     check_writable(out)
     methods = configured(split_names(method))
+    if not methods:
+        raise ConfigError(f"calibrate: --method names no method (got {', '.join(method)!r})")
     source = load_text(text)
     loaded = load_model(model)
     with told() as progress:

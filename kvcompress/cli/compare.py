@@ -108,11 +108,12 @@ def compare(
     else:
         from kvcompress.compare import DEFAULT_METHODS, render
         from kvcompress.compare import compare as run
-        from kvcompress.compare.plot import require_matplotlib, save_plot
+        from kvcompress.compare.plot import check_suffix, require_matplotlib, save_plot
         from kvcompress.compare.progress import Progress
 
         if plot is not None:
             require_matplotlib()  # before the work, not after it
+            check_suffix(plot)
         measured = run(
             method or DEFAULT_METHODS,
             model=model,

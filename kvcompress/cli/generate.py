@@ -29,7 +29,7 @@ def generate(
     temp: Annotated[
         float, typer.Option(min=0.0, help="Temperature; 0 takes the most likely token.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the random choices.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63, help="Seed of the random choices.")] = 0,
     raw: Annotated[
         bool, typer.Option(help="Go on from the prompt as it is, without the chat template.")
     ] = False,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvcompress.errors import ConfigError
+from kvcompress.files import takes_files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +41,7 @@ def must_be_writable(path: Path) -> None:
     Raises:
         ConfigError: It cannot.
     """
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
+    if path.is_dir() or not takes_files(path.parent):
         raise ConfigError(f"compare: {path} is not a file that can be written")
 
 

@@ -66,6 +66,20 @@ def require_matplotlib() -> None:
         raise ConfigError("plot: matplotlib is missing; run pip install 'kvcompress[plot]'")
 
 
+def check_suffix(path: Path) -> None:
+    """Check that matplotlib draws files of this suffix; one that has none becomes a PNG.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    suffix = path.suffix.removeprefix(".").lower()
+    if suffix and suffix not in known:
+        raise ConfigError(f"plot: {path} must end in one of {', '.join(sorted(known))}")
+
+
 def _families(report: Report) -> Mapping[str, list[Row]]:
     """Rows that can be drawn, by method, fewest bits first."""
     families: dict[str, list[Row]] = {}

@@ -140,3 +140,13 @@ def test_the_defaults_are_the_function_s() -> None:
     for name in ("tokens", "seed"):
         assert ours[name].default == theirs[name].default
     assert ours["model"].default == embedded.NAME
+
+
+@pytest.mark.parametrize("method", ["", ","])
+def test_a_call_for_no_method_is_told_before_anything_is_loaded(
+    method: str, asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, "--method", method, "--out", tmp_path / "cal.safetensors")
+    assert code == 2
+    assert "--method names no method" in err
+    assert asked == []

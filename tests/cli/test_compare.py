@@ -110,6 +110,7 @@ def test_json_and_plot_come_beside_the_result(
         (("--context", "0"), "context must be an integer of at least 2 (got 0)"),
         (("--out", "no/such/folder/r.md"), "r.md is not a file that can be written"),
         (("--json", "."), ". is not a file that can be written"),
+        (("--plot", "drawing.foo"), "drawing.foo must end in one of"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(

@@ -130,3 +130,13 @@ def test_mistakes_are_one_clear_line(
     assert (code, out) == (2, "")
     assert text in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("seed", ["-5", str(2**64)])
+def test_a_seed_that_mlx_cannot_take_is_refused(
+    capsys: pytest.CaptureFixture[str], tiny_model: str, seed: str
+) -> None:
+    words = ("--model", tiny_model, "--prompt", "x", "--method", "affine", "--seed", seed)
+    code, out, err = call(capsys, "generate", *words)
+    assert (code, out) == (2, "")
+    assert "'--seed'" in err
