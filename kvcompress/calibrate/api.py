@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from os import PathLike
 from pathlib import Path
@@ -99,7 +99,7 @@ def configured(methods: Any) -> list[Any]:
     if isinstance(methods, str) or hasattr(methods, "bind"):
         methods = [methods]
     found = []
-    for item in methods:
+    for item in methods if isinstance(methods, Iterable) else [methods]:
         if isinstance(item, str):
             found += [get_method(spec.name, **spec.options) for spec in parse_method(item)]
         elif isinstance(item, type) and hasattr(item, "bind"):

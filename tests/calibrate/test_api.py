@@ -133,8 +133,8 @@ def test_the_same_tables_are_fitted_once(peak: str) -> None:
     assert [fit.key.values for fit in calibration.fits] == [{"bits": 8}]
 
 
-@pytest.mark.parametrize("methods", [[3], [None], [object()]])
-def test_what_is_no_method_is_told(methods: list[Any]) -> None:
+@pytest.mark.parametrize("methods", [[3], [None], [object()], 3, None])
+def test_what_is_no_method_is_told(methods: Any) -> None:
     with pytest.raises(ConfigError, match="methods must be methods"):
         made(*methods)
     with pytest.raises(UnknownMethod):
