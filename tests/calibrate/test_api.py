@@ -137,6 +137,8 @@ def test_the_same_tables_are_fitted_once(peak: str) -> None:
 def test_what_is_no_method_is_told(methods: Any) -> None:
     with pytest.raises(ConfigError, match="methods must be methods"):
         configured(methods)
+    with pytest.raises(UnknownMethod):
+        made("nobody")
 
 
 def test_without_methods_the_moments_are_recorded() -> None:
