@@ -44,7 +44,7 @@ class OptionLaws(Subject):
             method = self.build(**{option.name: value})
         except (ConfigError, TypeError) as error:
             require(
-                option.name in str(error) and shown(value) in str(error),
+                option.name in str(error) and any(t in str(error) for t in _named(option, value)),
                 f"{option.name}={value!r} is refused without naming both: {error}",
             )
             return
@@ -182,6 +182,12 @@ class OptionLaws(Subject):
 def _simple(option: Option) -> bool:
     """Whether the option is a number, a word or a switch."""
     return not isinstance(option.encode(np.zeros(1, np.float32)), Mapping)
+
+
+def _named(option: Option, value: Any) -> list[str]:
+    """What names a value in an error: itself, or its shape where an array is asked for."""
+    listed = isinstance(value, tuple | list) and not _simple(option)
+    return [shown(value), *([str(np.shape(value))] if listed else [])]
 
 
 def _words(option: Option) -> tuple[Any, ...]:
