@@ -71,6 +71,7 @@ class MemoryLaws(Subject):
         layer, schema, report = bound.layer, bound.codec.schema, cache.report
         exact = _TOKENS - cache.tokens_coded
         row = layer.kv_heads * (layer.head_dim + layer.value_dim) * layer.mx_dtype.size
+        row += schema.exact_bytes  # what the sequence keeps of an exact token beside it
         coded = cache.tokens_coded * schema.bytes_per_token + schema.constant_bytes
         require(
             report.predicted_bytes == report.stored_bytes == exact * row + coded,
