@@ -11,6 +11,7 @@ from attrs import frozen
 
 from kvcompress.layers import Rotary
 from kvcompress.stages.base import Coder, Fields, Transform
+from kvcompress.stages.centre import mean_scores
 from kvcompress.stages.pairs import turn_pairs
 from kvcompress.stages.rope import Queries, Unrotated
 
@@ -22,8 +23,9 @@ class WindowedRope(Unrotated):
     The far zone is split into bands of distance ``i - j`` that grow by ``growth``, and in each
     the query bears the *mean* rotation over its distances, ``c_l = mean exp(i d theta_l)``: the
     least-squares constant, which shrinks pairs that turn fast instead of giving them an
-    arbitrary phase. ``constant`` gives the paper's form: one rotation ``R_b`` for every
-    distance.
+    arbitrary phase. The mean of the keys, most of their length, is scored at its true rotation,
+    which takes one product for all tokens. ``constant`` gives the paper's form: one rotation
+    ``R_b`` for every distance.
 
     Attributes:
         first: Distance at which the first band begins.
@@ -86,10 +88,13 @@ class WindowedRope(Unrotated):
                 q = self._turn(q, rotary, start, stop)
             few = {name: a[:, :, begin:end] for name, a in fields.items()}
             scores = coder.scores(transform.query(q), few)
-            if mean is not None:
+            if mean is not None and self.constant is not None:
                 scores = scores + q @ mean.swapaxes(-1, -2)
             parts.append(_Part(start, stop, begin, end, scores))
-        return _joined(parts, places, positions)
+        scores = _joined(parts, places, positions)
+        if mean is None or self.constant is not None:
+            return scores
+        return scores + mean_scores(queries.raw, mean, rotary, positions)
 
     def _turn(self, q: mx.array, rotary: Rotary, start: int, stop: int) -> mx.array:
         if self.constant is not None:

@@ -185,12 +185,21 @@ def test_neither_chunks_of_queries_nor_tiles_of_tokens_matter(
         assert largest(one - expected) < 2e-4
 
 
-def test_the_mean_counts_as_part_of_the_key() -> None:
+def test_one_rotation_takes_the_mean_as_part_of_the_key() -> None:
     rotary, mean = ROTATIONS["plain"], normal(1, HEADS, 1, DIM, seed=1)
     keys, queries = normal(1, HEADS, 300, DIM), normal(1, HEADS, 2, DIM, seed=2)
-    plain, _ = scored(WindowedRope(), rotary, keys, queries, range(300), range(364, 366))
-    centred, _ = scored(WindowedRope(), rotary, keys, queries, range(300), range(364, 366), mean)
+    policy = WindowedRope(constant=100)
+    plain, _ = scored(policy, rotary, keys, queries, range(300), range(364, 366))
+    centred, _ = scored(policy, rotary, keys, queries, range(300), range(364, 366), mean)
     assert largest(plain - centred) < 5e-4
+
+
+def test_bands_score_the_mean_at_its_true_rotation() -> None:
+    rotary, mean = ROTATIONS["plain"], normal(1, HEADS, 1, DIM, seed=1)
+    queries = normal(1, HEADS, 2, DIM, seed=2)
+    keys = mx.broadcast_to(mean, (1, HEADS, 300, DIM))  # nothing but the mean
+    banded, exact = scored(WindowedRope(), rotary, keys, queries, range(300), range(364, 366), mean)
+    assert largest(banded - exact) < 1e-3
 
 
 def test_where_nothing_rotates_scores_are_exact() -> None:
