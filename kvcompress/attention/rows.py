@@ -11,9 +11,11 @@ from kvcompress.attention.masks import Mask, apply_mask, check_mask, segment_mas
 from kvcompress.attention.segments import Segment
 from kvcompress.codec import KVCodec
 from kvcompress.stages.rope import Queries
+from kvcompress.stages.windowed import WindowedRope
 
 DEFAULT_BUDGET = 64 << 20  # bytes of transients a step may hold
 _SCORE_COPIES = 6  # scores, weights and elementwise temporaries that live at once, measured
+_BAND_COPIES = 10  # more, where a chunk's queries put tokens in several bands
 
 
 @frozen(eq=False)
@@ -73,10 +75,11 @@ class Rows:
         return evolve(self, queries=Queries(raw, mapped, ready.positions))
 
 
-def tile_size(queries: mx.array, budget: int) -> int:
+def tile_size(queries: mx.array, codec: KVCodec, budget: int) -> int:
     """Tokens whose scores against ``(B, Hq, L, D)`` queries take no more than ``budget`` bytes."""
     B, Hq, L, _ = queries.shape
-    return max(32, budget // (B * Hq * L * 4 * _SCORE_COPIES))
+    copies = _SCORE_COPIES + (_BAND_COPIES if isinstance(codec.rope, WindowedRope) else 0)
+    return max(32, budget // (B * Hq * L * 4 * copies))
 
 
 def tiles(segments: Iterable[Segment], size: int) -> Iterator[list[Segment]]:

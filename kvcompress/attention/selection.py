@@ -104,7 +104,7 @@ def unread_share(
     if not selects(codec, segments, L):
         return mx.zeros((B, Hq, L))
     run = None if sinks is None else begun(sinks, queries, codec.layer.kv_heads)
-    groups = list(tiles(segments, tile_size(queries, budget)))
+    groups = list(tiles(segments, tile_size(queries, codec, budget)))
     return selected(rows, groups, codec, run).unread.reshape(B, Hq, L)
 
 

@@ -56,7 +56,7 @@ def attend(
     """
     B, Hq, L, _ = queries.shape
     rows = Rows.of(queries, segments, codec, scale, mask)
-    groups = tiles(segments, tile_size(queries, budget))
+    groups = tiles(segments, tile_size(queries, codec, budget))
     run = None if sinks is None else begun(sinks, queries, codec.layer.kv_heads)
     if selects(codec, segments, L):
         run = selected(rows, list(groups), codec, run).run

@@ -16,7 +16,7 @@ from kvcompress.layers import LayerSpec
 from kvcompress.testing.data import plain_keys
 from kvcompress.testing.oracles import rope
 
-_TOKENS = 320
+_TOKENS = 1280  # five for each of 256 centroids
 _SEED = 20  # not one that laws draw their first tokens from
 
 

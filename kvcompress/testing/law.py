@@ -13,7 +13,7 @@ from hypothesis.strategies import SearchStrategy
 
 T = TypeVar("T")
 
-_ALIKE = 0.5  # one bit a channel gives 0.8
+ALIKE = 0.5  # one bit a channel gives 0.8
 
 UNHEEDED = (
     HealthCheck.too_slow,
@@ -139,8 +139,14 @@ def require_same_decoding(got: Any, wanted: Any, came: Any, what: str) -> None:
     require(off <= allowed, f"{what}: off by {off:.3g} in all, where {allowed:.3g} is allowed")
 
 
-def require_resemblance(got: Any, wanted: Any, what: str) -> None:
+def require_resemblance(got: Any, wanted: Any, what: str, least: float = ALIKE) -> None:
     """Demand that decoded rows ``(B, H, T, D)`` point where what came points.
+
+    Args:
+        got: What was decoded.
+        wanted: What came.
+        what: Names it in the error.
+        least: Median cosine that is asked for.
 
     Raises:
         LawError: They do not, or are not finite.
@@ -150,4 +156,4 @@ def require_resemblance(got: Any, wanted: Any, what: str) -> None:
     require(np.isfinite(a).all(), f"{what}: not finite")
     norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     cosine = float(np.median((a * b).sum(axis=-1) / np.maximum(norms, 1e-30)))
-    require(cosine > _ALIKE, f"{what}: a median cosine of {cosine:.3f} with what came")
+    require(cosine > least, f"{what}: a median cosine of {cosine:.3f} with what came")

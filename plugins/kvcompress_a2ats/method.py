@@ -48,7 +48,7 @@ class A2ATS(Method):
 
     sub_dim: int = integer(8, choices=(2, 4, 8, 16), help="Channels that share a code.")
     codebook_bits: int = integer(
-        8, low=1, high=12, help="Bits of a code: 2**codebook_bits centroids a codebook."
+        8, low=2, high=12, help="Bits of a code: 2**codebook_bits centroids a codebook."
     )
     codebooks: Books = choice(
         "sub-space",

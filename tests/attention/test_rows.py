@@ -3,9 +3,11 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
+from attrs import evolve
 
 from kvcompress.attention import CodedSegment, ExactSegment, Segment
 from kvcompress.attention.rows import Rows, tile_size, tiles
+from kvcompress.stages.windowed import WindowedRope
 from tests.stand_ins import LAYER, StandIn, tokens
 
 
@@ -33,9 +35,11 @@ def test_tiles_hold_every_token_once_and_no_more_than_their_size(size: int) -> N
 
 
 def test_a_tile_is_what_the_budget_allows_but_not_next_to_nothing() -> None:
-    queries = mx.zeros((2, 6, 5, 32))
-    assert tile_size(queries, 1) == 32
-    assert tile_size(queries, 24 << 20) == (24 << 20) // (2 * 6 * 5 * 24)
+    queries, codec = mx.zeros((2, 6, 5, 32)), StandIn().bind(LAYER)
+    assert tile_size(queries, codec, 1) == 32
+    assert tile_size(queries, codec, 24 << 20) == (24 << 20) // (2 * 6 * 5 * 24)
+    banded = evolve(codec, rope=WindowedRope())
+    assert tile_size(queries, banded, 24 << 20) == (24 << 20) // (2 * 6 * 5 * 64)
 
 
 def test_scores_are_scaled_products_with_hidden_ones_lowest() -> None:

@@ -40,7 +40,7 @@ def quantiser(codec: KVCodec) -> Any:
     [
         ({"sub_dim": 3}, r"a2ats: sub_dim must be one of 2, 4, 8, 16 \(got 3\)"),
         ({"subdim": 8}, r"a2ats: unknown option 'subdim'; did you mean 'sub_dim'\?"),
-        ({"codebook_bits": 13}, r"codebook_bits must be an integer from 1 to 12 \(got 13\)"),
+        ({"codebook_bits": 13}, r"codebook_bits must be an integer from 2 to 12 \(got 13\)"),
         ({"beta": 1.5}, r"beta must be .*from 0 to 1 \(got 1.5\)"),
         ({"b": -1}, r"b must be an integer from 0 to 1048576 \(got -1\)"),
         ({"growth": 1.0}, r"growth must be .*from 1.05 to 64.0 \(got 1.0\)"),
