@@ -14,7 +14,7 @@ from kvcompress.stages.rope import Queries
 from kvcompress.stages.windowed import WindowedRope
 
 DEFAULT_BUDGET = 64 << 20  # bytes of transients a step may hold
-_SCORE_COPIES = 6  # scores, weights and elementwise temporaries that live at once, measured
+_SCORE_COPIES = 10  # scores, weights and elementwise temporaries that live at once, measured
 _BAND_COPIES = 10  # more, where a chunk's queries put tokens in several bands
 
 

@@ -37,9 +37,9 @@ def test_tiles_hold_every_token_once_and_no_more_than_their_size(size: int) -> N
 def test_a_tile_is_what_the_budget_allows_but_not_next_to_nothing() -> None:
     queries, codec = mx.zeros((2, 6, 5, 32)), StandIn().bind(LAYER)
     assert tile_size(queries, codec, 1) == 32
-    assert tile_size(queries, codec, 24 << 20) == (24 << 20) // (2 * 6 * 5 * 24)
+    assert tile_size(queries, codec, 24 << 20) == (24 << 20) // (2 * 6 * 5 * 40)
     banded = evolve(codec, rope=WindowedRope())
-    assert tile_size(queries, banded, 24 << 20) == (24 << 20) // (2 * 6 * 5 * 64)
+    assert tile_size(queries, banded, 24 << 20) == (24 << 20) // (2 * 6 * 5 * 80)
 
 
 def test_scores_are_scaled_products_with_hidden_ones_lowest() -> None:
