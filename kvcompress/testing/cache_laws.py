@@ -305,7 +305,7 @@ class CacheLaws(Subject):
             factory,
             settings=settings(
                 profile,
-                max_examples=max(1, profile.max_examples // 4),
+                max_examples=max(1, round(profile.max_examples * self.effort() / 4)),
                 stateful_step_count=16,
                 deadline=None,
                 suppress_health_check=UNHEEDED,

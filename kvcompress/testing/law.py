@@ -52,7 +52,7 @@ def law(share: float = 1.0) -> Callable[[Callable[[Any, Draw], None]], Callable[
             example.__name__ = f"{type(self).__name__}_{test.__name__}"
             profile = settings()
             chosen = settings(
-                max_examples=max(1, round(profile.max_examples * share)),
+                max_examples=max(1, round(profile.max_examples * share * self.effort())),
                 deadline=None,  # the first of a kind compiles, allocates, or shares the machine
                 suppress_health_check=UNHEEDED,
             )

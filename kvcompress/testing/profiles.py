@@ -17,7 +17,7 @@ def register_profiles() -> None:
     """
     settings.register_profile("dev", max_examples=20, deadline=None)
     settings.register_profile(
-        "ci", max_examples=50, deadline=None, derandomize=True, print_blob=True
+        "ci", max_examples=30, deadline=None, derandomize=True, print_blob=True
     )
     settings.register_profile("nightly", max_examples=500, deadline=None)
     settings.load_profile(os.environ.get(VARIABLE, "dev"))

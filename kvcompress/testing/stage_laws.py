@@ -126,7 +126,10 @@ def _counts() -> st.SearchStrategy[int]:
 
 
 def _check_nearest(part: str, quantiser: Quantiser, u: mx.array, codes: mx.array) -> None:
-    """Compare with brute force where the vectors split into pieces coded by themselves."""
+    """Compare with brute force where the vectors split into pieces coded by themselves.
+
+    A quantiser's ``metric``, ``(H or 1, pieces or 1, s, s)``, says by which distance: ``x M x^T``.
+    """
     pieces, heads = quantiser.codes, u.shape[1]
     width, left_over = divmod(quantiser.dim, pieces)
     if left_over:
@@ -137,13 +140,16 @@ def _check_nearest(part: str, quantiser: Quantiser, u: mx.array, codes: mx.array
     got = numbers(quantiser.decode(codes)).reshape(heads, -1, pieces, width)
     chosen = np.array(codes[0]).astype(np.int64)
     x = numbers(u).reshape(heads, -1, pieces, width)
+    metric = getattr(quantiser, "metric", None)
+    square = np.eye(width)[None, None] if metric is None else numbers(metric)
+    root = np.broadcast_to(np.linalg.cholesky(square), (heads, pieces, width, width))
     for h in range(heads):
         for p in range(pieces):
             alone = book[h, chosen[h, :, p], p]
             if not np.allclose(alone, got[h, :, p], atol=1e-5):
                 return  # they act together after all
-            _, best = nearest(x[h, :, p], book[h, :, p])
-            mine = ((x[h, :, p] - got[h, :, p]) ** 2).sum(axis=-1)
+            _, best = nearest(x[h, :, p] @ root[h, p], book[h, :, p] @ root[h, p])
+            mine = (((x[h, :, p] - got[h, :, p]) @ root[h, p]) ** 2).sum(axis=-1)
             worst = float((mine - best).max())
             require(
                 worst <= 1e-4 * (1 + float(best.max())),

@@ -108,6 +108,10 @@ class Subject:
         """Whether the method's tables are fitted to tokens."""
         return hasattr(self.cls, "fit")
 
+    def effort(self) -> float:
+        """Part of the profile's examples to try; a calibrated method fits tables for each."""
+        return 0.4 if self.is_calibrated() else 1.0
+
     def drawable_options(self) -> list[Option]:
         """The method's own options, apart from those that every method has and fixed ones."""
         return [

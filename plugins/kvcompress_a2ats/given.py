@@ -60,7 +60,9 @@ def codebook_for(
         ConfigError: It is for other heads, or for another head size.
     """
     if isinstance(codebook, str):
-        return noise((1, 1, entries, size), "a2ats", name).astype(np.float16)
+        drawn = noise((1, 1, entries, size), "a2ats", name).astype(np.float16)
+        drawn[..., 0, :] = 0  # as fitted ones: a code is never further off than none
+        return drawn
     shape = codebook.shape
     heads = shape[0] if codebook.ndim > 2 else 1
     spaces = shape[1] if codebook.ndim > 3 else 1

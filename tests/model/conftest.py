@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import mlx.core as mx
@@ -23,7 +24,9 @@ def ids(demo: tuple[Any, Any]) -> list[int]:
 @pytest.fixture(scope="session")
 def calibration() -> Calibration:
     """Small tables of every calibrated method, of other text than is scored."""
-    return demo_calibration(CALIBRATED, tokens=2048)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "commvq: .* tokens are few", UserWarning)
+        return demo_calibration(CALIBRATED, tokens=2048)
 
 
 def log_probs(model: Any, caches: list[Any], ids: list[int]) -> np.ndarray:

@@ -167,8 +167,9 @@ class LazyTables(Flip):
 
 @cache_fault("test_chunks_that_do_not_fit_are_refused")
 class TakesAnyChunk(CompressedKVCache):
-    def _check(self, keys: mx.array, values: mx.array) -> None:
-        pass
+    def advance(self, keys: mx.array, values: mx.array) -> Step:
+        rows = self.batch or keys.shape[0]
+        return super().advance(keys[:rows].astype(self.layer.mx_dtype), values[:rows])
 
 
 class Lasting(CompressedKVCache):
@@ -188,12 +189,10 @@ class Lasting(CompressedKVCache):
 
 @cache_fault("test_any_history_is_that_of_a_list")
 class MeansOutliveTheirTokens(Lasting):
-    def _code(self, keys: mx.array, values: mx.array, target: int) -> None:
-        held = self.kept if hasattr(self, "kept") else None
-        super()._code(keys, values, target)
-        if held and set(held) == set(self.constants):
-            self.constants = held
-        self.kept = self.constants
+    def complete(self) -> None:
+        super().complete()
+        if self.constants:
+            self.constants = self.kept = getattr(self, "kept", self.constants)
 
 
 @cache_fault("test_any_history_is_that_of_a_list")
