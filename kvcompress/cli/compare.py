@@ -60,7 +60,11 @@ def compare(
         float, typer.Option(min=1.0, help="Seconds after which a row counts as hung.")
     ] = TIMEOUT,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw quality against memory into this file.")
+        Path | None,
+        typer.Option(
+            help="Draw quality against memory into this file; with --workload, errors by the age "
+            "of the token."
+        ),
     ] = None,
     workload: Annotated[
         list[str] | None,
@@ -81,10 +85,16 @@ def compare(
     for path in (out, json_, plot):
         if path is not None:
             must_be_writable(path)
+    if plot is not None:
+        from kvcompress.compare.plot import check_suffix, require_matplotlib
+
+        require_matplotlib()  # before the work, not after it
+        check_suffix(plot)
     command = shlex.join(["kvcompress", *sys.argv[1:]])
     report: Report | ScoreReport
     if workload:
         from kvcompress.compare import score_render
+        from kvcompress.compare.score_plot import save_score_plot
         from kvcompress.compare.scores import RECORDED, SCORE_METHODS, compare_scores
 
         _refuse_beside_workload(
@@ -93,7 +103,6 @@ def compare(
                 "--context": context is not None,
                 "--calibration": calibration is not None,
                 "--timeout": timeout != TIMEOUT,
-                "--plot": plot is not None,
             }
         )
         if RECORDED not in workload:
@@ -105,15 +114,14 @@ def compare(
         )
         deliver(scores, shape, out, score_render.print_table, score_render.TEXT_FORMATS)
         report = scores
+        if plot is not None:
+            save_score_plot(scores, plot)
     else:
         from kvcompress.compare import DEFAULT_METHODS, render
         from kvcompress.compare import compare as run
-        from kvcompress.compare.plot import check_suffix, require_matplotlib, save_plot
+        from kvcompress.compare.plot import save_plot
         from kvcompress.compare.progress import Progress
 
-        if plot is not None:
-            require_matplotlib()  # before the work, not after it
-            check_suffix(plot)
         measured = run(
             method or DEFAULT_METHODS,
             model=model,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvcompress.compare.render import title
 from kvcompress.compare.report import Report, Row
 from kvcompress.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 YARDSTICK: Final = "affine"
 """The method drawn as the line to beat."""
@@ -50,6 +53,15 @@ def save_plot(report: Report, path: Path) -> None:
     axes.set_title(title(report), fontsize="medium")
     axes.grid(which="both", alpha=0.3)
     axes.legend()
+    save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:

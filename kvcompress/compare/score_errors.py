@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,9 @@ from kvcompress.method import CompressionMethod
 
 Array = NDArray[np.float64]
 
+AGE: Final = "age "
+"""Begins the names of errors by age; the least age of the tokens follows."""
+
 
 def score_errors(method: CompressionMethod, case: Case) -> dict[str, float]:
     """Read a case through the method's cache; mean squared errors of what its queries score.
@@ -29,7 +34,9 @@ def score_errors(method: CompressionMethod, case: Case) -> dict[str, float]:
         ``all``, ``recent``, ``older``: of the scores ``q . k / sqrt(D)`` of all tokens, the last
         16 and the others, against un-quantised keys with exact RoPE. ``exact_rope``: of all, were
         the same codes decoded and rotated to their true positions. ``key_error``: mean squared
-        error of a channel of the coded keys. ``coded``: how many keys are codes.
+        error of a channel of the coded keys. ``coded``: how many keys are codes. ``age 16``, ``age
+        32`` and so on: of the scores of tokens at least so many steps back, and less than twice as
+        many.
 
     Raises:
         ConfigError: The method keeps every token exact.
@@ -55,6 +62,8 @@ def score_errors(method: CompressionMethod, case: Case) -> dict[str, float]:
     error, exact_rope = _square(scored - exact), _square(decoded - exact)
     kinds = {"all": distance >= 0, "recent": (distance >= 0) & (distance < RECENT)}
     kinds["older"] = distance >= RECENT
+    for age in _ages(total):
+        kinds[f"{AGE}{age}"] = (distance >= age) & (distance < 2 * age)
     measured = {
         **{name: error[..., where].mean() for name, where in kinds.items()},
         "exact_rope": exact_rope[..., kinds["all"]].mean(),
@@ -62,6 +71,11 @@ def score_errors(method: CompressionMethod, case: Case) -> dict[str, float]:
         "coded": len(coded),
     }
     return {name: finite(name, value) for name, value in measured.items()}
+
+
+def _ages(total: int) -> list[int]:
+    """The recent tokens' span and its doubles, below the number of tokens."""
+    return [RECENT << octave for octave in range(total) if RECENT << octave < total]
 
 
 def _prefill(cache: CompressedKVCache, case: Case, count: int) -> None:

@@ -85,7 +85,7 @@ class WindowedRope(Unrotated):
             end = min(len(positions), places.stop - start - positions.start)
             q = queries.mapped
             if rotary is not None:
-                q = self._turn(q, rotary, start, stop, places)
+                q = self._turn(q, rotary, start, stop)
             few = {name: a[:, :, begin:end] for name, a in fields.items()}
             scores = coder.scores(transform.query(q), few)
             if mean is not None:
@@ -93,17 +93,12 @@ class WindowedRope(Unrotated):
             parts.append(_Part(start, stop, begin, end, scores))
         return _joined(parts, places, positions)
 
-    def _turn(self, q: mx.array, rotary: Rotary, start: int, stop: int, places: range) -> mx.array:
-        B, H, M, D = q.shape
+    def _turn(self, q: mx.array, rotary: Rotary, start: int, stop: int) -> mx.array:
         if self.constant is not None:
+            B, H, M, D = q.shape
             place = range(self.constant, self.constant + 1)
             return rotary.rotate(q.reshape(B, H * M, 1, D), place).reshape(B, H, M, D)
-        # Most bands lie nearer to every query than the first token does: one rotation for all.
-        seen = range(stop - 1, stop) if stop <= places.start + 1 else places
-        rows = q.reshape(B, -1, len(places), D)
-        return turn_pairs(rows, rotary, *_mean_rotation(rotary, start, stop, seen)).reshape(
-            B, H, M, D
-        )
+        return turn_pairs(q, rotary, *_mean_rotation(rotary, start, stop))
 
 
 @frozen(eq=False)
@@ -145,24 +140,10 @@ def _joined(parts: list[_Part], places: range, positions: range) -> mx.array:
 
 
 @lru_cache(maxsize=256)
-def _mean_rotation(
-    rotary: Rotary, start: int, stop: int, places: range
-) -> tuple[mx.array, mx.array]:
-    """Means of ``exp(i d theta_l)`` over the distances ``d`` of a band that a query can meet.
-
-    A query at position ``i`` meets none above ``i``. By the sum of a geometric series.
-
-    Returns:
-        Real and imaginary parts, ``(L, dims / 2)`` float32 each.
-    """
-    ends = np.clip(np.arange(places.start, places.stop) + 1, start + 1, stop)[:, None]
-    half = 0.5 * rotary.angles
-    count, step = ends - start, np.sin(half)
-    turning = np.abs(step) > 1e-9
-    shrunk = np.where(turning, np.sin(count * half) / (count * np.where(turning, step, 1.0)), 1.0)
-    phase = (start + ends - 1) * half
-    pair = tuple(
-        mx.array((shrunk * part).astype(np.float32)) for part in (np.cos(phase), np.sin(phase))
-    )
+def _mean_rotation(rotary: Rotary, start: int, stop: int) -> tuple[mx.array, mx.array]:
+    """Real and imaginary part of the mean of ``exp(i d theta_l)``, ``(dims / 2,)`` float32 each."""
+    turns = np.arange(start, stop, dtype=np.float64)[:, None] * rotary.angles
+    real, imaginary = np.cos(turns).mean(axis=0), np.sin(turns).mean(axis=0)
+    pair = mx.array(real.astype(np.float32)), mx.array(imaginary.astype(np.float32))
     mx.eval(*pair)
-    return pair[0], pair[1]
+    return pair

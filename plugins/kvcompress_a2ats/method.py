@@ -91,7 +91,7 @@ class A2ATS(Method):
         2048, low=0, high=1 << 20, help="The distance that stands for all with rope='single'."
     )
     growth: float = number(
-        1.3, low=1.05, high=64.0, help="Ratio of the ends of a band, with rope='banded'."
+        1.2, low=1.05, high=64.0, help="Ratio of the ends of a band, with rope='banded'."
     )
     codebook: Any = array(
         "A codebook in place of the calibration's: (2**codebook_bits, sub_dim), one a KV head, or "

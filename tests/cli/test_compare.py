@@ -159,7 +159,6 @@ def test_a_workload_that_a_method_fails_ends_with_status_1(
         ("--protocol", "standard"),
         ("--calibration", "c"),
         ("--timeout", "9"),
-        ("--plot", "p.png"),
         ("--model", "m"),
         ("--dtype", "float16"),
         ("--text", "t"),
@@ -171,6 +170,17 @@ def test_what_has_no_part_in_a_workload_is_refused(
     code, out, err = call(capsys, "compare", "--workload", "local_recency", *words)
     assert (code, out) == (2, "")
     assert err == f"error: compare: {words[0]} has no part in this --workload; leave it out\n"
+
+
+def test_a_workload_is_drawn_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("--workload", "local_recency", "--method", "turboquant:bits=4")
+    picture = tmp_path / "ages.png"
+    code, _, _ = call(capsys, "compare", *words, "--plot", str(picture))
+    assert code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    code, _, err = call(capsys, "compare", *words, "--plot", "drawing.foo")
+    assert code == 2
+    assert "drawing.foo must end in one of" in err
 
 
 def test_recorded_keys_may_be_of_any_model_and_text(

@@ -64,6 +64,9 @@ def sample_scores() -> ScoreReport:
             "key_error": 0.03,
             "coded": 176.0,
             "ratio": factor,
+            "age 16": 0.5 * factor,
+            "age 32": 2.0 * factor,
+            "age 64": 0.0,
         }
         return ScoreRow(workload, tokens, method, {"b": 2048}, "", measures, {"seed 0": measures})
 

@@ -26,6 +26,7 @@ LAYER = LayerSpec(
     rotary=Rotary(32, base=1e4),
 )
 COUNT, QUERIES = 90, 5
+KINDS = ("all", "recent", "older", "age 16", "age 32", "age 64")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def turned(rows: np.ndarray, angle: np.ndarray) -> np.ndarray:
 def expected(case: Case, span: range, constant: int | None) -> dict[str, float]:
     """The measures by loops over single scores, for keys rounded to halves before RoPE."""
     theta = 10000.0 ** (-np.arange(16) / 16)
-    errors: dict[str, list[float]] = {name: [] for name in ("all", "recent", "older", "exact")}
+    errors: dict[str, list[float]] = {name: [] for name in (*KINDS, "exact")}
     keys = np.array(case.keys)[0].astype(np.float64)
     for head in range(6):
         for row in range(QUERIES):
@@ -67,7 +68,11 @@ def expected(case: Case, span: range, constant: int | None) -> dict[str, float]:
                     score = turned(turned(q, -i * theta), constant * theta) @ coded
                 errors["all"].append((score - true) ** 2 / 32)
                 errors["exact"].append((exact - true) ** 2 / 32)
-                errors["recent" if i - j < 16 else "older"].append(errors["all"][-1])
+                kinds = (
+                    ["recent"] if i - j < 16 else ["older", f"age {1 << (i - j).bit_length() - 1}"]
+                )
+                for kind in kinds:
+                    errors[kind].append(errors["all"][-1])
     return {name: float(np.mean(values)) for name, values in errors.items()}
 
 
@@ -79,8 +84,9 @@ def test_errors_are_those_of_a_loop_over_scores(case: Case, constant: int | None
     assert measured["coded"] == 64
     wanted = expected(case, range(3, 67), constant)
     assert measured["recent"] == wanted["recent"] == 0
-    for name, place in (("all", "all"), ("older", "older"), ("exact_rope", "exact")):
-        assert measured[name] == pytest.approx(wanted[place], rel=1e-4)
+    wanted["exact_rope"] = wanted.pop("exact")
+    for name, value in wanted.items():
+        assert measured[name] == pytest.approx(value, rel=1e-4)
     if constant is None:
         assert measured["all"] == pytest.approx(measured["exact_rope"], rel=1e-4)
     else:

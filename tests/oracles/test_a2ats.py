@@ -87,11 +87,10 @@ def test_scores_of_far_keys_in_plain_numbers(rope: str) -> None:
         phases = np.broadcast_to(np.exp(300j * theta), (T, half))
     elif rope == "exact":
         phases = np.exp(1j * distances[:, None] * theta)
-    else:  # bands [16, 32), [32, 64), [64, 128), [128, 131): the mean of exp(i d theta) in each
+    else:  # bands [16, 32), [32, 64), [64, 128), [128, 256): the mean of exp(i d theta) in each
         phases = np.empty((T, half), dtype=complex)
         for low in (16, 32, 64, 128):
-            band = np.arange(low, min(2 * low, place + 1))
-            mean = np.exp(1j * band[:, None] * theta).mean(0)
+            mean = np.exp(1j * np.arange(low, 2 * low)[:, None] * theta).mean(0)
             phases[(distances >= low) & (distances < 2 * low)] = mean
     qc = q[:, 0, :half] + 1j * q[:, 0, half:]
     kc = decoded[..., :half] + 1j * decoded[..., half:]
