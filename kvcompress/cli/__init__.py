@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.main import get_command
@@ -24,8 +24,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Fit the tables of methods that need them.",
     ),
     "generate": ("kvcompress.cli.generate:generate", "Write text with a compressed cache."),
+    "serve": ("kvcompress.cli.serve:serve", "Run mlx-lm's server with compressed caches."),
 }
 """Every command: where its function stands, and its line in ``kvcompress --help``."""
+
+HANDING_ON: Final = frozenset({"serve"})
+"""Commands that hand the words they do not know to another program."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -80,7 +84,9 @@ def build_app(selected: str | None = None) -> typer.Typer:
 
     for name, (target, line) in COMMANDS.items():
         if name == selected:
-            app.command(name)(_load(target))
+            loose = name in HANDING_ON
+            settings = {"allow_extra_args": loose, "ignore_unknown_options": loose}
+            app.command(name, context_settings=settings)(_load(target))
         else:
             # Only its name and its line are needed: another command is being run, or the help.
             app.command(name, help=line)(lambda: None)
