@@ -148,6 +148,13 @@ def test_kept_conversations_are_compressed_and_counted_at_their_size(started: An
     assert served.kept.nbytes == walked > 0
 
 
+def test_the_limit_of_bytes_counts_what_is_kept(started: Any) -> None:
+    served = started("--prompt-cache-bytes", "0.15MB")
+    for topic in ("Names", "Classes", "The yield", "Objects"):
+        served.ask(f"{topic}. {PROMPT}")  # some 90 kB; what is over the limit goes as one comes
+    assert len(served.kept) == 2
+
+
 def test_a_conversation_that_goes_on_shares_its_tables(started: Any) -> None:
     served = started()
     served.ask()
