@@ -135,6 +135,8 @@ class AttachingProvider(server.ModelProvider):  # type: ignore[misc]
 class WaitingGenerator(server.ResponseGenerator):  # type: ignore[misc]
     """Generates the server's answers; made once its model is loaded, so a mistake ends the start.
 
+    Beside a draft model no conversation is kept for the next one.
+
     Args:
         provider: The models.
         prompt_cache: The conversations that are kept.
@@ -150,6 +152,13 @@ class WaitingGenerator(server.ResponseGenerator):  # type: ignore[misc]
         except BaseException:  # Ctrl-C too: its thread would keep the process alive
             self.stop_and_join()
             raise
+
+    def _serve_single(self, request: tuple[Any, ...], stream: Any) -> None:
+        super()._serve_single(request, stream)
+        if self.model_provider.draft_model is not None:
+            # mlx-lm counts more tokens of a drafted conversation than its caches hold, so what
+            # another request took over would stand at wrong positions.
+            self.prompt_cache.trim_to(n_sequences=0)
 
 
 def _check_flags(args: Namespace) -> None:

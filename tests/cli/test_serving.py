@@ -139,10 +139,13 @@ def test_kept_conversations_are_compressed_and_counted_at_their_size(started: An
     served = started()
     for topic in ("Names", "Classes", "The yield"):
         served.ask(f"{topic}. {PROMPT}")
-    kept = [served.kept._trie.get(*key).prompt_cache for key in served.kept._lru._lrus["assistant"]]
+    keys = list(served.kept._lru._lrus["assistant"])
+    kept = [served.kept._trie.get(*key).prompt_cache for key in keys]
     assert len(kept) == 3
-    assert all(type(cache) is CompressedKVCache for caches in kept for cache in caches)
-    assert all(cache.store.tokens >= 32 for caches in kept for cache in caches)
+    for (_, tokens), caches in zip(keys, kept, strict=True):
+        assert all(type(cache) is CompressedKVCache for cache in caches)
+        assert all(cache.offset == len(tokens) for cache in caches)
+        assert all(cache.store.tokens >= 32 for cache in caches)
     parts = [(c.exact, c.store, c.constants) for caches in kept for c in caches]
     walked = sum(array.nbytes for array in reachable_arrays(parts))
     assert served.kept.nbytes == walked > 0
@@ -215,25 +218,35 @@ def test_adapters_are_served_with_the_method(started: Any, tiny_model: str, tmp_
 
 
 def test_a_draft_model_changes_no_text_and_keeps_its_own_caches(
-    started: Any, tiny_model: str
+    started: Any, tiny_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = started(window=500).ask().tokens
+    expected = started(window=500).ask(count=40).tokens
     served = started("--draft-model", tiny_model, window=500)
     assert not served.provider.is_batchable
-    assert served.ask().tokens == expected
-    [key] = served.kept._lru._lrus["assistant"]
-    kept = served.kept._trie.get(*key).prompt_cache
-    assert [type(cache) for cache in kept] == [CompressedKVCache] * 2 + [KVCache] * 2
+    seen: list[Any] = []
+    monkeypatch.setattr(served.kept, "insert_cache", lambda *words: seen.append(words[-1]))
+    assert served.ask(count=40).tokens == expected
+    [caches] = seen
+    assert [type(cache) for cache in caches] == [CompressedKVCache] * 2 + [KVCache] * 2
 
 
-def test_drafts_that_are_taken_back_leave_codes_alone(started: Any, tiny_model: str) -> None:
-    served = started("--draft-model", tiny_model, bits=8)
-    answer = served.ask(count=60)
-    assert len(answer.tokens) == 60
-    [key] = served.kept._lru._lrus["assistant"]
-    [cache, *_] = served.kept._trie.get(*key).prompt_cache
-    assert cache.offset <= len(key[1])
-    assert 32 <= cache.store.tokens == cache.coded_at(cache.offset)
+def test_beside_a_draft_model_nothing_is_taken_over(started: Any, tiny_model: str) -> None:
+    served = started("--draft-model", tiny_model)
+    first = served.ask(count=40)
+    again = served.ask(count=40)
+    assert (first.reused, again.reused, len(served.kept)) == (0, 0, 0)
+    assert first.tokens == again.tokens
+
+
+def test_drafts_that_are_taken_back_leave_codes_alone(
+    started: Any, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = started("--draft-model", tiny_model)
+    seen: list[Any] = []
+    monkeypatch.setattr(served.kept, "insert_cache", lambda *words: seen.append(words[-1]))
+    assert len(served.ask(count=60).tokens) == 60
+    for cache in seen[0][:2]:
+        assert 32 <= cache.store.tokens == cache.coded_at(cache.offset)
 
 
 def test_a_default_model_that_fails_ends_the_start(
