@@ -17,6 +17,7 @@ from kvcompress.errors import KVCompressError
 COMMANDS: dict[str, tuple[str, str]] = {
     "methods": ("kvcompress.cli.methods:methods", "List the installed methods."),
     "inspect": ("kvcompress.cli.inspect:inspect", "Show a method and its options."),
+    "doctor": ("kvcompress.cli.doctor:doctor", "Check the set-up and a model's layers."),
     "estimate": ("kvcompress.cli.estimate:estimate", "Tell how many bytes a cache will take."),
     "compare": ("kvcompress.cli.compare:compare", "Measure methods on a real model."),
     "calibrate": (
