@@ -16,7 +16,12 @@ from numpy.typing import NDArray
 
 from kvcompress.calibrate.contract import FitKey, Tables, calibrate_command, fit_key
 from kvcompress.calibrate.header import layer_json
-from kvcompress.calibrate.mismatch import layer_differences, nearest_fit, option_differences
+from kvcompress.calibrate.mismatch import (
+    layer_differences,
+    nearest_fit,
+    option_differences,
+    remedy,
+)
 from kvcompress.calibrate.samples import LayerMoments
 from kvcompress.errors import CalibrationMismatch, CalibrationRequired
 from kvcompress.layers import LayerSpec
@@ -31,12 +36,15 @@ class Fit:
         tables: By the layer's index, then by name.
         report: By the layer's index: numbers on how well the tables fit.
         seconds: How long fitting took; neither compared nor saved.
+        head_tables: Names of the tables whose leading axis is the KV heads, as the method declared
+            them; ``None`` where it did not.
     """
 
     key: FitKey
     tables: Mapping[int, Tables]
     report: Mapping[int, Mapping[str, float]] = field(factory=dict)
     seconds: float = 0.0
+    head_tables: tuple[str, ...] | None = None
 
 
 def _in_order(fits: Iterable[Fit]) -> tuple[Fit, ...]:
@@ -138,9 +146,18 @@ class Calibration:
         if different:
             raise CalibrationMismatch(
                 f"{who}: layer {layer.index} is not the one that was calibrated: "
-                f"{'; '.join(different)}; it was made for another model: calibrate this one"
+                f"{'; '.join(different)}; {remedy(self.layers[place], layer)}"
             )
         return place
+
+    def shard(self, rank: int, size: int) -> Calibration:
+        """The part for one rank of a model whose heads are spread over ``size`` ranks.
+
+        See :func:`kvcompress.calibrate.sharded.sharded`.
+        """
+        from kvcompress.calibrate.sharded import sharded
+
+        return sharded(self, rank, size)
 
     def subset(self, methods: list[Any]) -> Calibration:
         """The same with the tables of these methods alone."""

@@ -34,6 +34,11 @@ class Calibrated(Protocol):
     fits many vectors to a codebook may have a property ``centroids``, the number of entries to
     which a token gives one vector; a text with too few tokens for it is warned of.
 
+    A method whose codes of a KV head depend on no other head may have a class variable
+    ``head_tables``: the names of the tables whose leading axis is the KV heads, or 1 where all
+    heads share one. Its calibration can then be divided among the ranks of a tensor-parallel
+    model; without it that is refused.
+
     Attributes:
         fit_options: Names of the options that the tables depend on; tables serve every
             configuration that agrees in these.

@@ -113,7 +113,9 @@ def _from_parts(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -
                 index, _, table = rest.partition(".")
                 tables[int(index)][table] = array
         report = {int(index): row for index, row in fields["report"].items()}
-        fits.append(Fit(key_of(fields), tables, report))
+        names = fields.get("head_tables")  # not in files of versions before it was recorded
+        head_tables = None if names is None else tuple(str(name) for name in names)
+        fits.append(Fit(key_of(fields), tables, report, head_tables=head_tables))
     return Calibration(
         layers=layers, recorded=recorded, fits=tuple(fits), provenance=header["provenance"]
     )

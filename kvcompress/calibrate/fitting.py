@@ -53,7 +53,16 @@ def fit_layers(
             }
     if progress:
         progress(step, len(samples), len(samples))
-    return Fit(key, tables, report)
+    return Fit(key, tables, report, head_tables=_head_tables(method))
+
+
+def _head_tables(method: Any) -> tuple[str, ...] | None:
+    names = getattr(method, "head_tables", None)
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise BrokenPlugin(f"{method.name}: head_tables must be a tuple of names (got {names!r})")
+    return tuple(names)
 
 
 def seed_of(key: FitKey, layer: int, seed: int) -> int:

@@ -29,6 +29,7 @@ def header_of(calibration: Calibration) -> str:
                 "method": fit.key.method,
                 "options": fit.key.values,
                 "layers": sorted(fit.tables),
+                "head_tables": None if fit.head_tables is None else list(fit.head_tables),
                 "report": {str(index): dict(row) for index, row in fit.report.items()},
             }
             for fit in calibration.fits

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
 
 from kvcompress.calibrate.contract import FitKey
+from kvcompress.calibrate.sharded import shard_layer
+from kvcompress.errors import ConfigError
 from kvcompress.layers import LayerSpec, Rotary
 
 _SIZES = ("kv_heads", "query_heads", "head_dim", "value_dim")
@@ -27,6 +30,15 @@ def layer_differences(known: LayerSpec, asked: LayerSpec) -> list[str]:
     elif known.rotary_known != asked.rotary_known:
         out.append("whether the keys bear a rotation is known in only one of the two")
     return out
+
+
+def remedy(known: LayerSpec, asked: LayerSpec) -> str:
+    """What to do about a layer that differs."""
+    ranks = known.query_heads // asked.query_heads
+    with contextlib.suppress(ConfigError):
+        if ranks > 1 and not layer_differences(shard_layer(known, 0, ranks), asked):
+            return f"the model is one of {ranks} ranks: pass calibration.shard(rank, {ranks})"
+    return "it was made for another model: calibrate this one"
 
 
 def _same_rotation(a: Rotary | None, b: Rotary | None) -> bool:

@@ -45,6 +45,7 @@ class A2ATS(Method):
     fit_options: ClassVar[tuple[str, ...]] = (
         "sub_dim", "codebook_bits", "codebooks", "use_query_aware", "query_h"
     )  # fmt: skip
+    head_tables: ClassVar[tuple[str, ...]] = ("key_map", "key_books", "value_map", "value_books")
 
     sub_dim: int = integer(8, choices=(2, 4, 8, 16), help="Channels that share a code.")
     codebook_bits: int = integer(

@@ -54,6 +54,7 @@ class VecInfer(Method):
     fit_options: ClassVar[tuple[str, ...]] = (
         "bits", "smooth", "hadamard", "centre", "codebooks", "seed"
     )  # fmt: skip
+    head_tables: ClassVar[tuple[str, ...]] = ("scale", "keys", "values")
 
     bits: float = number(
         2.0,
