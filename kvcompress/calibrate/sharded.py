@@ -92,7 +92,7 @@ def _check(calibration: Calibration, rank: int, size: int) -> None:
 
 
 def _moments(moments: LayerMoments, heads: slice) -> LayerMoments:
-    arrays = {
+    arrays: dict[str, Any] = {
         name: value[heads].copy()
         for name, value in attrs.asdict(moments, recurse=False).items()
         if isinstance(value, np.ndarray)
