@@ -23,8 +23,7 @@ def heads_of(layer: LayerSpec, rank: int, size: int) -> slice:
     """Which KV heads of a layer a rank holds.
 
     mlx-lm gives each rank as many neighbouring rows of the projections. Where there are fewer
-    heads than ranks, neighbouring ranks hold copies of one; the latent of multi-head latent
-    attention, which counts as one head, is held by all.
+    heads than ranks, neighbouring ranks hold copies of one.
 
     Raises:
         ConfigError: The heads cannot be dealt out evenly.
