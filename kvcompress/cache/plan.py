@@ -10,7 +10,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache
 
 from kvcompress.cache.binding import bound
-from kvcompress.cache.dispatch import Lease, install
+from kvcompress.cache.dispatch import Lease, install, modules_of
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.cache.native import native_caches
 from kvcompress.cache.slot import Slot
@@ -79,10 +79,11 @@ def make_plan(method: CompressionMethod, model: Module) -> Plan:
         model: An mlx-lm model.
 
     Raises:
-        UnsupportedModel: No layer can be compressed.
+        UnsupportedModel: No layer can be compressed, or other processes hold some of them.
         ConfigError: ``skip_layers`` leaves none, or the method does not fit a layer.
         BrokenPlugin: The method gives no codec.
     """
+    _check_not_piped(method, model)
     slots = trace(model)
     fit = [slot for slot in slots if slot.kind == "compress"]
     if not fit:
@@ -99,6 +100,16 @@ def make_plan(method: CompressionMethod, model: Module) -> Plan:
     codecs = {slot.index: bound(method, slot.layer) for slot in chosen if slot.layer}
     _tell(method, model, slots, codecs)
     return Plan(method, slots, codecs, install(model))
+
+
+def _check_not_piped(method: CompressionMethod, model: Module) -> None:
+    """Refuse a part of a pipeline, whose layers would be taken for the first of the whole model."""
+    stages = max(getattr(module, "pipeline_size", 1) for module in modules_of(model))
+    if stages > 1:
+        raise UnsupportedModel(
+            f"{method.name}: the layers of {_kind(model)} are spread over a pipeline of {stages} "
+            f"processes; only its heads can be: model.shard(group)"
+        )
 
 
 def _tell(

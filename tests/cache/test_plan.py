@@ -125,3 +125,10 @@ def test_a_model_that_makes_other_caches_than_before_is_refused() -> None:
     model.make_cache = lambda: [RotatingKVCache(8)] * 4
     with pytest.raises(UnsupportedModel, match=r"entry 0 .* is a RotatingKVCache, but was"):
         made.caches(model)
+
+
+def test_a_part_of_a_pipeline_is_refused() -> None:
+    model: Any = tiny("qwen2")
+    model.model.pipeline_size = 2
+    with pytest.raises(UnsupportedModel, match=r"a pipeline of 2 processes.*model\.shard"):
+        make_plan(Near(), model)
