@@ -155,28 +155,28 @@ def load_cache(
         )
     with _contents_of(source):
         return [
-            _restored(source, i, cache, entry, arrays)
+            _restored(i, cache, entry, arrays)
             for i, (cache, entry) in enumerate(zip(caches, entries, strict=True))
         ]
 
 
 @contextlib.contextmanager
 def _contents_of(source: Path) -> Iterator[None]:
-    """Tell of whatever a damaged file's contents lead to, in mlx-lm's own caches too."""
+    """Name the file in whatever its contents lead to, in mlx-lm's own caches too."""
     try:
         yield
+    except CacheFileError as error:
+        raise CacheFileError(f"{source}: {error}") from error
     except KVCompressError:
         raise
     except Exception as error:
         raise CacheFileError(f"{source}: damaged ({type(error).__name__}: {error})") from error
 
 
-def _restored(
-    source: Path, index: int, cache: Any, entry: dict[str, Any], arrays: dict[str, mx.array]
-) -> Any:
+def _restored(index: int, cache: Any, entry: dict[str, Any], arrays: dict[str, mx.array]) -> Any:
     if entry["class"] != type(cache).__name__:
         raise CacheFileError(
-            f"{source}: entry {index} is a {entry['class']}, but this model and method need a "
+            f"entry {index} is a {entry['class']}, but this model and method need a "
             f"{type(cache).__name__}"
         )
     own = f"{index}."
@@ -215,8 +215,9 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
         CacheFileError: Where the file is not a whole one of ours.
     """
     source = _checked_path(path)
+    header = _header(source)
     with _contents_of(source):
-        notes: dict[str, str] = json.loads(_header(source)["metadata"])
+        notes: dict[str, str] = json.loads(header["metadata"])
     return notes
 
 
@@ -255,7 +256,7 @@ def _read(source: Path, header: dict[str, str]) -> tuple[list[dict[str, Any]], d
 def _checked_path(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"the cache file must be named by a path (got {shown(path)})")
-    target = Path(path)
+    target = Path(path).expanduser()
     if target.suffix != _SUFFIX:
         raise ConfigError(f"the cache file must end in {_SUFFIX} (got {os.fspath(path)!r})")
     return target

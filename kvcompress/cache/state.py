@@ -89,6 +89,8 @@ def unpack_state(cache: CompressedKVCache, state: State) -> None:
     header = _parse(state)
     theirs, ours = header["identity"], json.loads(_key(_identity(cache)))
     different = sorted(k for k in ours if theirs.get(k) != ours[k])
+    if different == ["fingerprint"]:
+        raise CacheFileError(_another_version(theirs, cache.method))
     if different:
         got = {k: theirs.get(k) for k in different}
         raise CacheFileError(
@@ -112,15 +114,18 @@ def restore(state: State) -> CompressedKVCache:
     key = _key(identity)
     method = _methods.get(key) or get_method(identity["method"], **identity["config"])
     if method.fingerprint != identity["fingerprint"]:
-        raise CacheFileError(
-            f"{identity['method']}: the state was made with another calibration or version of "
-            f"the method (fingerprint {identity['fingerprint'][:12]}, now "
-            f"{method.fingerprint[:12]})"
-        )
+        raise CacheFileError(_another_version(identity, method))
     layer = _layer_of(identity["layer"])
     cache = CompressedKVCache(method, layer, _codecs.get(key) or bound(method, layer))
     _fill(cache, header["counts"], list(state[1:]))
     return cache
+
+
+def _another_version(identity: dict[str, Any], method: CompressionMethod) -> str:
+    return (
+        f"{method.name}: the state was made with another calibration or version of the method "
+        f"(fingerprint {identity['fingerprint'][:12]}, now {method.fingerprint[:12]})"
+    )
 
 
 def _layer_of(fields: dict[str, Any]) -> LayerSpec:

@@ -12,10 +12,13 @@ import pytest
 
 from kvcompress.cache import make_cache, persist
 from kvcompress.cache.persist import load_cache, read_metadata, save_cache
-from kvcompress.errors import CacheFileError, ConfigError
+from kvcompress.calibrate.api import calibrate
+from kvcompress.errors import CacheFileError, CalibrationRequired, ConfigError, UnknownMethod
 from kvcompress.registry import get_method
+from tests.calibrate.fakes import ByteTokenizer
 from tests.zoo import tiny
 
+LETTERS = "".join(chr(1 + (i * i + i // 7) % 60) for i in range(4000))
 PROMPT = mx.array([[(7 * i + i * i) % 61 for i in range(150)]])
 
 
@@ -116,6 +119,89 @@ def test_a_failed_write_leaves_the_old_file(
         save_cache(path, filled(model, bits=2))
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_killed_writer_leaves_the_old_file(first: bool, tmp_path: Path) -> None:
+    path, model = tmp_path / "a.safetensors", tiny("llama")
+    if not first:
+        save_cache(path, filled(model))
+    before = path.read_bytes() if path.exists() else None
+    code = (
+        "import os, signal, sys; from tests.cache.test_persist import *\n"
+        "def killed(*_): print('written', flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "persist.os.replace = killed\n"
+        "save_cache(sys.argv[1], filled(tiny('llama'), bits=2))"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert (done.stdout.strip(), done.returncode) == ("written", -9)
+    left = [p for p in tmp_path.iterdir() if p != path]
+    assert [p.name[:3] for p in left] == [".a-"]  # whole, but not in its place
+    if before is None:
+        assert not path.exists()
+        with pytest.raises(CacheFileError, match="no such file"):
+            load_cache(path, model)
+    else:
+        assert path.read_bytes() == before
+        assert load_cache(path, model)
+    save_cache(path, filled(model))
+    assert load_cache(path, model)
+
+
+def test_mlx_lms_own_file_is_named_and_left(tmp_path: Path) -> None:
+    from mlx_lm.models.cache import make_prompt_cache, save_prompt_cache
+
+    path, model = tmp_path / "a.safetensors", tiny("llama")
+    caches = make_prompt_cache(model)
+    mx.eval(model(PROMPT, cache=caches))
+    save_prompt_cache(str(path), caches)
+    before = path.read_bytes()
+    with pytest.raises(CacheFileError, match="load_prompt_cache reads mlx-lm's own"):
+        load_cache(path, model)
+    assert path.read_bytes() == before
+
+
+def test_another_calibration_is_refused_by_the_files_name(tmp_path: Path) -> None:
+    path, model = tmp_path / "a.safetensors", tiny("llama")
+    made = [
+        calibrate(model, ByteTokenizer(), text, ["turboquant"], tokens=512)
+        for text in (LETTERS, LETTERS[::-1])
+    ]
+    save_cache(path, filled(model, centre="calibrated", calibration=made[0]))
+    with pytest.raises(CacheFileError, match=r"a\.safetensors: turboquant: .*another calibration"):
+        load_cache(path, model, calibration=made[1])
+    with pytest.raises(CalibrationRequired, match="needs a calibration"):
+        load_cache(path, model)
+    assert load_cache(path, model, calibration=made[0])
+
+
+def test_a_method_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path, model = tmp_path / "a.safetensors", tiny("llama")
+    save_cache(path, filled(model))
+
+    def change(entries: Any) -> None:
+        leaf = entries[0]["leaves"]["0"]
+        entries[0]["leaves"]["0"] = leaf.replace('"method": "turboquant"', '"method": "gone"')
+
+    damage(path, change)
+    with pytest.raises(UnknownMethod, match="gone"):
+        load_cache(path, model)
+
+
+def test_coded_tokens_stay_coded_when_the_ones_after_them_are_taken_back(tmp_path: Path) -> None:
+    path, model = tmp_path / "a.safetensors", tiny("llama")
+    caches = filled(model)
+    coded = caches[0].tokens_coded
+    assert 60 < coded < 140
+    for cache in caches:
+        cache.trim(100)
+    assert caches[0].offset == 50
+    assert caches[0].tokens_coded == 46  # all but the sinks: what was exact after them is gone
+    save_cache(path, caches)
+    loaded = load_cache(path, model)
+    assert loaded[0].tokens_coded == 46
+    assert next_tokens(model, loaded) == next_tokens(model, caches)
 
 
 def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
