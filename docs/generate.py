@@ -4,7 +4,8 @@
     python docs/generate.py --check    fail where a page is out of date
 
 A generated part stands between ``<!-- generated: KIND ARGUMENT -->`` and ``<!-- end -->``.
-Results come from the JSON of a comparison (``kvcompress compare --json docs/results/NAME.json``).
+Results come from the JSON of a comparison (``kvcompress compare --json docs/results/NAME.json``);
+``results NAME:METHOD`` shows that method's rows and those of the methods that need no calibration.
 What the table of methods says of each beside its own description stands in :data:`ADVICE`.
 """
 
@@ -21,6 +22,8 @@ from kvcompress.compare.fitted import fitted
 from kvcompress.compare.methods import method_of
 from kvcompress.compare.render import markdown, piped
 from kvcompress.compare.report import Report, Row
+from kvcompress.compare.score_render import markdown as score_markdown
+from kvcompress.compare.score_report import ScoreReport, ScoreRow
 from kvcompress.compare.sized import made_up
 from kvcompress.config import markdown_table
 from kvcompress.registry import list_methods, method_class, method_info
@@ -44,7 +47,11 @@ def results(name: str) -> str:
 
     Without times: rows run one after the other, and a shared machine is never the same for two.
     """
+    name, _, only = name.partition(":")
     data = _rows(name)
+    if only:
+        shown = {only, *(info for info in ADVICE if not method_info(info).needs_calibration)}
+        data["rows"] = [row for row in data["rows"] if row["method"].split(":")[0] in shown]
     for row in data["rows"]:
         row["readings"].pop("decode_tokens_per_second", None)
     report = Report(**{**data, "rows": tuple(Row(**row) for row in data["rows"])})
@@ -120,6 +127,22 @@ def memory(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def bands(name: str) -> str:
+    """The table of ``benchmarks/bands.py``."""
+    lines = [piped(("far keys meet the query by", "KL")), piped(("---", "---:"))]
+    for row in _rows(name)["rows"]:
+        lines.append(piped((row["rope"], f"{row['kl']:.4f} ±{row['kl_error']:.4f}")))
+    return "\n".join(lines) + "\n"
+
+
+def scores(name: str) -> str:
+    """The tables of a committed comparison of scores, and the command that makes it again."""
+    data = _rows(name)
+    report = ScoreReport(**{**data, "rows": tuple(ScoreRow(**row) for row in data["rows"])})
+    command = report.provenance["command"]
+    return f"{score_markdown(report)}\nMeasured here: `{command}`\n"
+
+
 def _rows(name: str) -> dict[str, Any]:
     path = ROOT / "docs" / "results" / f"{name}.json"
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -132,6 +155,8 @@ KINDS = {
     "methods": methods,
     "attention": attention,
     "memory": memory,
+    "bands": bands,
+    "scores": scores,
 }
 
 

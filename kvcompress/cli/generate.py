@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from kvcompress.errors import ConfigError
-
-if TYPE_CHECKING:
-    from kvcompress.method import CompressionMethod
 
 
 def generate(
@@ -46,13 +43,14 @@ def generate(
 
     prefer_openblas()  # before anything imports mlx
 
+    from kvcompress.cli.chosen import chosen_method
     from kvcompress.compare.positions import check_positions
     from kvcompress.models import load_model
 
     words = sys.stdin.read() if prompt == "-" else prompt
     if not words.strip():
         raise ConfigError("generate: --prompt holds no text")
-    chosen = _method(method, None if calibration is None else str(calibration), model)
+    chosen = chosen_method(method, None if calibration is None else str(calibration), model)
     loaded = load_model(model, dtype)
     ids = _encode(loaded.tokenizer, words, raw)
     check_positions(loaded.model, len(ids), "generate: --prompt", "give a shorter one")
@@ -77,23 +75,6 @@ def generate(
         sys.stdout.flush()
     sys.stdout.write("\n")
     print(_statistics(last, caches, loaded.model), file=sys.stderr)
-
-
-def _method(words: str, path: str | None, model: str) -> CompressionMethod:
-    """The method, with a calibration made for it where it lacks one for the embedded model."""
-    from kvcompress.compare.calibrated import lacks_calibration
-    from kvcompress.compare.methods import method_of
-    from kvcompress.models.embedded import NAME as EMBEDDED
-
-    chosen = method_of(words, path)
-    if model != EMBEDDED or not lacks_calibration(chosen):
-        return chosen
-
-    from kvcompress.calibrate.demo import demo_calibration
-    from kvcompress.cli.told import told
-
-    with told() as progress:
-        return method_of(words, demo_calibration([chosen], progress=progress))
 
 
 def _encode(tokenizer: Any, words: str, raw: bool) -> list[int]:

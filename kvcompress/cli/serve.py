@@ -29,9 +29,9 @@ def serve(
 
     prefer_openblas()  # before anything imports mlx
 
-    from kvcompress.cli.generate import _method
+    from kvcompress.cli.chosen import chosen_method
 
-    chosen = _method(method, None if calibration is None else str(calibration), model)
+    chosen = chosen_method(method, None if calibration is None else str(calibration), model)
 
     from kvcompress.cli.serving import run_server
 

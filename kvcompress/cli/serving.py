@@ -22,6 +22,7 @@ from kvcompress.errors import ConfigError, KVCompressError, UnsupportedModel
 from kvcompress.method import CompressionMethod
 from kvcompress.models.embedded import NAME as EMBEDDED
 from kvcompress.models.embedded import ensure_demo_model
+from kvcompress.models.load import cast_parameters
 
 
 def run_server(method: CompressionMethod, words: Sequence[str]) -> None:
@@ -183,5 +184,5 @@ def _check_flags(args: Namespace) -> None:
 def _make_fast(model: Any) -> None:
     """Cast to float32 where only that has fast products; see ``kvcompress.models.load_model``."""
     if not (mx.metal.is_available() or mx.cuda.is_available()):
-        model.set_dtype(mx.float32)
+        cast_parameters(model, mx.float32)
         mx.eval(model.parameters())

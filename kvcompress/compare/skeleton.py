@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcompress.errors import ConfigError, UnsupportedModel
-from kvcompress.models.embedded import NAME as EMBEDDED
-from kvcompress.models.embedded import ensure_demo_model
-from kvcompress.models.load import DTYPES
+from kvcompress.models.load import DTYPES, model_source
 
 
 def skeleton(name: str, dtype: str | None = None) -> Any:
@@ -47,19 +45,17 @@ def skeleton(name: str, dtype: str | None = None) -> Any:
 
 def _folder(name: str) -> Path:
     """The folder with the model's ``config.json``."""
-    if name == EMBEDDED:
-        return ensure_demo_model()
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
+    source = model_source(name)
+    if Path(source).is_dir():
+        return Path(source)
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(name, "config.json")).parent
+        return Path(hf_hub_download(source, "config.json")).parent
     except Exception as error:  # whatever the hub and the network may raise
         raise UnsupportedModel(
-            f"model {name!r} is neither {EMBEDDED!r} nor a folder, and its config.json could not "
-            f"be fetched from the hub ({type(error).__name__})"
+            f"model {name!r} is no folder, and its config.json could not be fetched from the hub "
+            f"({type(error).__name__})"
         ) from error
 
 

@@ -64,7 +64,7 @@ def load_model(name: str = EMBEDDED, dtype: str | None = None) -> LoadedModel:
     """
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"model: dtype must be one of {', '.join(DTYPES)} (got {dtype!r})")
-    source = _source(name)
+    source = model_source(name)
 
     import mlx.core as mx
     import mlx_lm
@@ -79,7 +79,7 @@ def load_model(name: str = EMBEDDED, dtype: str | None = None) -> LoadedModel:
     if dtype is None and not (mx.metal.is_available() or mx.cuda.is_available()):
         dtype = "float32"
     if dtype is not None:
-        _cast(model, getattr(mx, dtype))
+        cast_parameters(model, getattr(mx, dtype))
     return LoadedModel(model, tokenizer, name, source, _main_dtype(model), identity)
 
 
@@ -108,8 +108,13 @@ def fingerprint(model: Any, config: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _source(name: str) -> str:
-    """The folder or hub name that mlx-lm is to load."""
+def model_source(name: str) -> str:
+    """The folder or hub name that mlx-lm is to load.
+
+    Raises:
+        UnsupportedModel: It is the name of nothing that mlx-lm could load.
+        DownloadError: The embedded model could not be fetched.
+    """
     if name == EMBEDDED:
         return str(ensure_demo_model())
     path = Path(name).expanduser()
@@ -126,7 +131,7 @@ def _source(name: str) -> str:
     )
 
 
-def _cast(model: Any, dtype: mx.Dtype) -> None:
+def cast_parameters(model: Any, dtype: mx.Dtype) -> None:
     """Cast the floating-point parameters in place, but for those that mlx-lm's model exempts."""
     import mlx.core as mx
     from mlx.utils import tree_map_with_path

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -16,6 +17,11 @@ def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str, 
 
 def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "--version") == (0, f"{__version__}\n", "")
+
+
+def test_python_runs_the_package() -> None:
+    command = [sys.executable, "-m", "kvcompress", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == f"{__version__}\n"
 
 
 def test_an_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,5 +150,7 @@ def test_a_name_that_is_neither_folder_nor_on_the_hub_is_told(
         raise ConnectionError
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
-    with pytest.raises(UnsupportedModel, match=r"neither .* nor a folder, and its config\.json"):
+    with pytest.raises(UnsupportedModel, match=r"is no folder, and its config\.json"):
         skeleton("nobody/nothing")
+    with pytest.raises(UnsupportedModel, match=r"neither .*, nor a folder, nor a hub name"):
+        skeleton("nowhere")  # refused without asking the hub
