@@ -44,6 +44,7 @@ class CommVQ(Method):
 
     name: ClassVar[str] = "commvq"
     fit_options: ClassVar[tuple[str, ...]] = ("bits", "stages", "centre", "seed")
+    # No head_tables: the gain is over all heads of a token, so tables of some heads would not fit.
 
     bits: int = integer(
         2,
