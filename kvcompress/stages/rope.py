@@ -31,6 +31,16 @@ class Queries:
     mapped: mx.array
     positions: range
 
+    def part(self, first: int, last: int) -> Queries:
+        """The queries of the positions with these places, the last not included."""
+
+        def cut(x: mx.array) -> mx.array:
+            B, H, _, D = x.shape
+            apart = x.reshape(B, H, -1, len(self.positions), D)
+            return apart[:, :, :, first:last].reshape(B, H, -1, D)
+
+        return Queries(cut(self.raw), cut(self.mapped), self.positions[first:last])
+
 
 class RopePolicy(Protocol):
     """Law: ``scores`` equals ``raw . from_code(decode)`` wherever the policy is exact."""

@@ -14,6 +14,8 @@ from kvcompress.stages.base import Coder, Fields, Transform
 from kvcompress.stages.pairs import turn_pairs
 from kvcompress.stages.rope import Queries, Unrotated
 
+_TOGETHER = 64  # positions of queries
+
 
 @frozen
 class WindowedRope(Unrotated):
@@ -74,8 +76,30 @@ class WindowedRope(Unrotated):
     ) -> mx.array:
         """One rotated query a band; where a chunk's queries put a token in several, each its own.
 
-        Every band is scored over the tokens that are in it for some query, no more.
+        Every band is scored over the tokens that are in it for some query, no more. So a chunk's
+        queries are taken a few positions at a time: bands then overlap by so few tokens.
         """
+        if self.constant is not None or len(queries.positions) <= _TOGETHER:
+            return self._few(queries, fields, mean, positions, coder, transform, rotary)
+        B, H, M, _ = queries.raw.shape
+        L = len(queries.positions)
+        pieces = []
+        for first in range(0, L, _TOGETHER):
+            few = queries.part(first, min(first + _TOGETHER, L))
+            scores = self._few(few, fields, mean, positions, coder, transform, rotary)
+            pieces.append(scores.reshape(B, H, M // L, len(few.positions), -1))
+        return mx.concatenate(pieces, axis=3).reshape(B, H, M, -1)
+
+    def _few(
+        self,
+        queries: Queries,
+        fields: Fields,
+        mean: mx.array | None,
+        positions: range,
+        coder: Coder,
+        transform: Transform,
+        rotary: Rotary | None,
+    ) -> mx.array:
         places = queries.positions
         low = max(0, places.start - positions.stop + 1)
         high = places.stop - positions.start
