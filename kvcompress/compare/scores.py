@@ -19,6 +19,7 @@ from kvcompress.openblas import prefer_openblas
 from kvcompress.text import load_text
 
 if TYPE_CHECKING:
+    from kvcompress.calibrate.calibration import Calibration
     from kvcompress.compare.score_cases import Case
 
 _CODES: Final = "a2ats:codebook_bits=6:codebooks=layer"
@@ -82,8 +83,11 @@ def compare_scores(
     about: dict[str, Any] = {}
     for name in names:
         cases, about[name] = _recorded(model, dtype, text) if name == RECORDED else _made_up(name)
+        fits: dict[Any, Calibration] = {}
         rows += [
-            _row(name, tokens, spec.label, some) for tokens, some in cases.items() for spec in specs
+            _row(name, tokens, spec.label, some, fits)
+            for tokens, some in cases.items()
+            for spec in specs
         ]
     provenance = {
         "versions": versions(),
@@ -124,10 +128,12 @@ def _recorded(model: str, dtype: str | None, text: str) -> tuple[Cases, dict[str
     return cases, about
 
 
-def _row(workload: str, tokens: int, words: str, cases: Sequence[Case]) -> ScoreRow:
+def _row(
+    workload: str, tokens: int, words: str, cases: Sequence[Case], fits: dict[Any, Calibration]
+) -> ScoreRow:
     try:
         config = method_of(words, defaults=CACHE).config()
-        measured = {case.name: _measured(words, case) for case in cases}
+        measured = {case.name: _measured(words, case, fits) for case in cases}
     except Exception as error:  # the other rows must go on
         return ScoreRow(workload, tokens, words, error=one_line(error))
     names = next(iter(measured.values()))
@@ -137,10 +143,14 @@ def _row(workload: str, tokens: int, words: str, cases: Sequence[Case]) -> Score
     return ScoreRow(workload, tokens, words, config, "", {**means, "ratio": ratio}, measured)
 
 
-def _measured(words: str, case: Case) -> dict[str, float]:
+def _measured(words: str, case: Case, fits: dict[Any, Calibration]) -> dict[str, float]:
+    """Measure a case; ``fits`` holds what was fitted so far, which forms of rope share."""
+    from kvcompress.calibrate.contract import fit_key
     from kvcompress.compare.fitted import fitted
     from kvcompress.compare.score_errors import score_errors
 
     plain = method_of(words, defaults=CACHE)
-    calibration = fitted(plain, [case.samples], case.seed)
-    return score_errors(method_of(words, calibration, defaults=CACHE), case)
+    key = (hasattr(plain, "fit") and fit_key(plain), id(case.samples), case.seed)
+    if key not in fits:
+        fits[key] = fitted(plain, [case.samples], case.seed)
+    return score_errors(method_of(words, fits[key], defaults=CACHE), case)
