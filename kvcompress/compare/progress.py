@@ -44,10 +44,11 @@ class Progress(Observer):
             self._status.start()
 
     def row_ends(self, row: Row) -> None:
-        """Say how the row went."""
+        """Say how the row went, with its divergence: a run that is cut short leaves that."""
         self._status.stop()
         self._done += 1
         seconds = time.perf_counter() - self._since
-        how = row.error or f"{seconds:.0f} s"
+        kl = row.value("kl")
+        how = row.error or f"{seconds:.0f} s" + ("" if kl is None else f", KL {kl:.4f}")
         style = "red" if row.error else "dim"
         self._console.print(Text(f"{self._done}/{self._total} {row.method}: {how}", style=style))
