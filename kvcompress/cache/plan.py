@@ -83,7 +83,8 @@ def make_plan(method: CompressionMethod, model: Module) -> Plan:
         ConfigError: ``skip_layers`` leaves none, or the method does not fit a layer.
         BrokenPlugin: The method gives no codec.
     """
-    _check_not_piped(method, model)
+    if isinstance(model, Module):  # what is none is told by the trace
+        _check_not_piped(method, model)
     slots = trace(model)
     fit = [slot for slot in slots if slot.kind == "compress"]
     if not fit:

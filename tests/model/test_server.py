@@ -87,25 +87,34 @@ def test_a_long_prefix_is_read_once(client: Any) -> None:
     assert other.usage.prompt_tokens_details.cached_tokens > 300
 
 
+def talk(client: Any, number: int) -> int:
+    """Hold a short conversation; the tokens it took."""
+    answer = ask(client, f"{number:03d} is a number. Say hello.", count=2)
+    return int(answer.usage.total_tokens)
+
+
+def forget(client: Any) -> set[int]:
+    """Have short conversations take the place of all that the server keeps."""
+    return {talk(client, number) for number in range(KEPT + 1)}
+
+
 def test_a_stream_that_is_dropped_leaves_the_server_serving(server: Server, client: Any) -> None:
     expected = text_of(ask(client, TIDES))
+    forget(client)
     before = server.active_bytes()
     for _ in range(3):
         stream = ask(client, "Tell me a very long story.", count=2000, stream=True)
         next(iter(stream))
         stream.close()
     assert text_of(ask(client, TIDES)) == expected
+    forget(client)
     assert abs(server.active_bytes() - before) < 20 * TOKEN_BYTES  # each held more than 30
 
 
 def test_conversations_that_are_over_take_no_memory(server: Server, client: Any) -> None:
-    def talk(number: int) -> int:
-        answer = ask(client, f"{number:03d} is a number. Say hello.", count=2)
-        return int(answer.usage.total_tokens)
-
-    tokens = {talk(number) for number in range(KEPT + 1)}  # what was kept before makes room
+    tokens = forget(client)
     before = server.active_bytes()
-    tokens |= {talk(number) for number in range(100, 130)}
+    tokens |= {talk(client, number) for number in range(100, 130)}
     after = server.active_bytes()
     one = min(tokens) * TOKEN_BYTES  # so few tokens are mostly exact
     assert before > KEPT * one
