@@ -38,7 +38,7 @@ from kvcompress.stages.windowed import WindowedRope  # noqa: E402
 from kvcompress.text import encode, load_text  # noqa: E402
 
 CASES: dict[str, dict[str, Any]] = {
-    "bands that grow by 1.3": {"growth": 1.3},
+    "bands that grow by 1.2": {"growth": 1.2},
     "bands that grow by 1.5": {"growth": 1.5},
     "bands that grow by 2": {"growth": 2.0},
     "one rotation, b = 2048": {"b": 2048},
