@@ -79,28 +79,17 @@ class WindowedRope(Unrotated):
         Every band is scored over the tokens that are in it for some query, no more. So a chunk's
         queries are taken a few positions at a time: bands then overlap by so few tokens.
         """
-        if self.constant is not None or len(queries.positions) <= _TOGETHER:
-            return self._few(queries, fields, mean, positions, coder, transform, rotary)
-        B, H, M, _ = queries.raw.shape
-        L = len(queries.positions)
-        pieces = []
-        for first in range(0, L, _TOGETHER):
-            few = queries.part(first, min(first + _TOGETHER, L))
-            scores = self._few(few, fields, mean, positions, coder, transform, rotary)
-            pieces.append(scores.reshape(B, H, M // L, len(few.positions), -1))
-        return mx.concatenate(pieces, axis=3).reshape(B, H, M, -1)
-
-    def _few(
-        self,
-        queries: Queries,
-        fields: Fields,
-        mean: mx.array | None,
-        positions: range,
-        coder: Coder,
-        transform: Transform,
-        rotary: Rotary | None,
-    ) -> mx.array:
         places = queries.positions
+        if self.constant is None and len(places) > _TOGETHER:
+            B, H, M, _ = queries.raw.shape
+            pieces = []
+            for first in range(0, len(places), _TOGETHER):
+                part = queries.part(first, min(first + _TOGETHER, len(places)))
+                scores = self.scores(
+                    part, fields, mean, positions, coder=coder, transform=transform, rotary=rotary
+                )
+                pieces.append(scores.reshape(B, H, -1, len(part.positions), len(positions)))
+            return mx.concatenate(pieces, axis=3).reshape(B, H, M, -1)
         low = max(0, places.start - positions.stop + 1)
         high = places.stop - positions.start
         parts: list[_Part] = []

@@ -185,6 +185,21 @@ def test_neither_chunks_of_queries_nor_tiles_of_tokens_matter(
         assert largest(one - expected) < 2e-4
 
 
+def test_a_long_chunk_scores_as_its_queries_do_alone() -> None:
+    rotary, length = ROTATIONS["partial"], 150  # more than are taken at a time, and a rest
+    mean, keys = normal(1, HEADS, 1, DIM, seed=1), normal(1, HEADS, 200, DIM)
+    queries = normal(1, HEADS, 2 * length, DIM, seed=2)
+    places = range(205, 205 + length)
+    rope = WindowedRope(first=8)
+    whole, _ = scored(rope, rotary, keys, queries, range(200), places, mean)
+    for place in (0, 63, 64, 127, 128, 149):
+        one, _ = scored(
+            rope, rotary, keys, queries[:, :, place::length], range(200),
+            places[place : place + 1], mean,
+        )  # fmt: skip
+        assert largest(one - whole[:, :, place::length]) < 2e-4
+
+
 def test_the_mean_counts_as_part_of_the_key() -> None:
     rotary, mean = ROTATIONS["plain"], normal(1, HEADS, 1, DIM, seed=1)
     keys, queries = normal(1, HEADS, 300, DIM), normal(1, HEADS, 2, DIM, seed=2)
