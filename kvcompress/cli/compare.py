@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvcompress.cli.chosen import ModelName
+
 if TYPE_CHECKING:
     from kvcompress.compare import Protocol, Report
     from kvcompress.compare.score_report import ScoreReport
@@ -28,9 +30,7 @@ def compare(
             "Several values make several rows: turboquant:bits=2,3,4.",
         ),
     ] = None,
-    model: Annotated[
-        str, typer.Option(help="smollm2-135m (fetched once), a folder, or a hub name.")
-    ] = MODEL,
+    model: ModelName = MODEL,
     dtype: Annotated[
         str | None, typer.Option(help="Cast the model to float32, float16 or bfloat16.")
     ] = None,

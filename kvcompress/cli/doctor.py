@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from kvcompress.cli.chosen import MethodWords
 from kvcompress.cli.fates import WORDS, Fate, alike, fates_of
 
 _WIDTH: Final = 16  # of what stands before each line
@@ -26,9 +27,7 @@ def doctor(
             "a hub name."
         ),
     ] = None,
-    method: Annotated[
-        str, typer.Option(metavar="METHOD[:OPTION=VALUE]...", help="The method, with options.")
-    ] = "turboquant",
+    method: MethodWords = "turboquant",
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
     """Tell what kvcompress runs on, and what would become of each layer of a model.

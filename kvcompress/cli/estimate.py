@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvcompress.cli.chosen import ModelName
+
 if TYPE_CHECKING:
     from kvcompress.compare.estimate import Estimate
 
@@ -20,9 +22,7 @@ def estimate(
     methods: Annotated[
         list[str], typer.Argument(metavar="METHOD[:OPTION=VALUE]...", help="Methods, with options.")
     ],
-    model: Annotated[
-        str, typer.Option(help="smollm2-135m (fetched once), a folder, or a hub name.")
-    ] = "smollm2-135m",
+    model: ModelName = "smollm2-135m",
     context: Annotated[int, typer.Option(help="Tokens of the sequence.")] = 8192,
     dtype: Annotated[
         str | None, typer.Option(help="Type of exact tokens: float32, float16 or bfloat16.")

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from kvcompress.cli.chosen import CalibrationFile, MethodWords, ModelName, chosen_method
 from kvcompress.errors import ConfigError
 
 
 def generate(
     prompt: Annotated[str, typer.Option(help="What to answer; - reads it from stdin.")],
-    method: Annotated[
-        str, typer.Option(metavar="METHOD[:OPTION=VALUE]...", help="The method, with options.")
-    ] = "turboquant",
-    model: Annotated[
-        str, typer.Option(help="smollm2-135m (fetched once), a folder, or a hub name.")
-    ] = "smollm2-135m",
+    method: MethodWords = "turboquant",
+    model: ModelName = "smollm2-135m",
     dtype: Annotated[
         str | None, typer.Option(help="Cast the model to float32, float16 or bfloat16.")
     ] = None,
@@ -30,27 +26,20 @@ def generate(
     raw: Annotated[
         bool, typer.Option(help="Go on from the prompt as it is, without the chat template.")
     ] = False,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(
-            help="A calibration file, for a method that takes one; made where the embedded model "
-            "lacks it."
-        ),
-    ] = None,
+    calibration: CalibrationFile = None,
 ) -> None:
     """Write text with a method's cache; the text goes to stdout, one line of numbers to stderr."""
     from kvcompress.openblas import prefer_openblas
 
     prefer_openblas()  # before anything imports mlx
 
-    from kvcompress.cli.chosen import chosen_method
     from kvcompress.compare.positions import check_positions
     from kvcompress.models import load_model
 
     words = sys.stdin.read() if prompt == "-" else prompt
     if not words.strip():
         raise ConfigError("generate: --prompt holds no text")
-    chosen = chosen_method(method, None if calibration is None else str(calibration), model)
+    chosen = chosen_method(method, calibration, model)
     loaded = load_model(model, dtype)
     ids = _encode(loaded.tokenizer, words, raw)
     check_positions(loaded.model, len(ids), "generate: --prompt", "give a shorter one")

@@ -3,16 +3,14 @@ from __future__ import annotations
 import io
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvcompress.calibrate import demo
-from kvcompress.models import embedded, load_model
-from tests.cli.models import call, peak, tiny_model
+from kvcompress.models import load_model
+from tests.cli.models import call, peak, tiny_is_embedded, tiny_model
 
-__all__ = ["peak", "tiny_model"]
+__all__ = ["peak", "tiny_is_embedded", "tiny_model"]
 
 
 def greedy(model: Any, tokenizer: Any, ids: list[int], count: int) -> str:
@@ -84,14 +82,8 @@ def test_the_embedded_model_is_calibrated_where_a_method_lacks_it(
     capsys: pytest.CaptureFixture[str],
     tiny_model: str,
     peak: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_is_embedded: None,
 ) -> None:
-    (tmp_path / embedded.MANIFEST).write_text("{}")
-    monkeypatch.setenv(embedded.CACHE_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(embedded, "NAME", tiny_model)
-    monkeypatch.setattr(demo, "load_model", lambda: load_model(tiny_model))
-    monkeypatch.setattr(demo, "ensure_demo_model", lambda: tmp_path)
     words = ("--model", tiny_model, "--prompt", "Objects are", "--max-tokens", "8")
     first = call(capsys, "generate", *words, "--method", "peak:window=1")
     again = call(capsys, "generate", *words, "--method", "peak:window=1")

@@ -3,17 +3,14 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 from mlx_lm import server
 
-from kvcompress.calibrate import demo
-from kvcompress.models import embedded, load_model
-from tests.cli.models import call, peak, tiny_model
+from tests.cli.models import call, peak, tiny_is_embedded, tiny_model
 
-__all__ = ["peak", "tiny_model"]
+__all__ = ["peak", "tiny_is_embedded", "tiny_model"]
 
 
 @pytest.fixture
@@ -108,14 +105,8 @@ def test_the_embedded_model_is_calibrated_where_a_method_lacks_it(
     served: list[Any],
     tiny_model: str,
     peak: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_is_embedded: None,
 ) -> None:
-    (tmp_path / embedded.MANIFEST).write_text("{}")
-    monkeypatch.setenv(embedded.CACHE_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(embedded, "NAME", tiny_model)
-    monkeypatch.setattr(demo, "load_model", lambda: load_model(tiny_model))
-    monkeypatch.setattr(demo, "ensure_demo_model", lambda: tmp_path)
     words = ("--model", tiny_model, "--method", "peak:window=1", "--port", "0")
     code, _, err = call(capsys, "serve", *words)
     assert code == 0
