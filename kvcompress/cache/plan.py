@@ -119,7 +119,7 @@ def _tell(
     """Log once what is compressed; a warning where an entry stays plain, or is only half served."""
     text = (
         f"{method.name} on {_kind(model)}: {len(codecs)} of {len(slots)} layers compressed "
-        f"({_ranges(sorted(codecs))})"
+        f"({ranges(sorted(codecs))})"
     )
     left = _reasons(tuple(slot for slot in slots if slot.kind != "compress"))
     blind = _reasons(tuple(slot for slot in slots if slot.index in codecs and slot.reason))
@@ -135,10 +135,10 @@ def _reasons(slots: tuple[Slot, ...]) -> str:
     places: dict[str, list[int]] = {}
     for slot in slots:
         places.setdefault(slot.reason, []).append(slot.index)
-    return "; ".join(f"{_ranges(where)} ({reason})" for reason, where in places.items())
+    return "; ".join(f"{ranges(where)} ({reason})" for reason, where in places.items())
 
 
-def _ranges(places: list[int]) -> str:
+def ranges(places: list[int]) -> str:
     """``[0, 1, 2, 5]`` as ``"0-2, 5"``."""
     runs: list[list[int]] = []
     for place in places:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from attrs import asdict, frozen
@@ -75,11 +73,12 @@ def fates_of(words: str, model: Any) -> tuple[list[Fate], str]:
 
 def alike(fates: Sequence[Fate]) -> list[dict[str, str]]:
     """Each fate once, with the layers that share it."""
-    places: dict[Fate, list[str]] = {}
-    for fate, run in groupby(enumerate(fates), key=itemgetter(1)):
-        first, *rest = [index for index, _ in run]
-        places.setdefault(fate, []).append(f"{first}-{rest[-1]}" if rest else f"{first}")
-    return [{"layers": ", ".join(where), **asdict(fate)} for fate, where in places.items()]
+    from kvcompress.cache.plan import ranges
+
+    places: dict[Fate, list[int]] = {}
+    for index, fate in enumerate(fates):
+        places.setdefault(fate, []).append(index)
+    return [{"layers": ranges(where), **asdict(fate)} for fate, where in places.items()]
 
 
 def _caches(method: CompressionMethod, words: str, model: Any) -> tuple[list[Any] | None, str]:

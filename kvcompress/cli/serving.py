@@ -22,7 +22,7 @@ from kvcompress.errors import ConfigError, KVCompressError, UnsupportedModel
 from kvcompress.method import CompressionMethod
 from kvcompress.models.embedded import NAME as EMBEDDED
 from kvcompress.models.embedded import ensure_demo_model
-from kvcompress.models.load import cast_parameters
+from kvcompress.models.load import cast_parameters, only_float32_is_fast
 
 
 def run_server(method: CompressionMethod, words: Sequence[str]) -> None:
@@ -183,6 +183,6 @@ def _check_flags(args: Namespace) -> None:
 
 def _make_fast(model: Any) -> None:
     """Cast to float32 where only that has fast products; see ``kvcompress.models.load_model``."""
-    if not (mx.metal.is_available() or mx.cuda.is_available()):
+    if only_float32_is_fast():
         cast_parameters(model, mx.float32)
         mx.eval(model.parameters())

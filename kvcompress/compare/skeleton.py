@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcompress.errors import ConfigError, UnsupportedModel
-from kvcompress.models.load import DTYPES, model_source
+from kvcompress.models.load import DTYPES, model_source, only_float32_is_fast
 
 
 def skeleton(name: str, dtype: str | None = None) -> Any:
@@ -61,9 +61,7 @@ def _folder(name: str) -> Path:
 
 def _own_dtype(config: dict[str, Any]) -> str:
     """The type that the model would be loaded in here."""
-    import mlx.core as mx
-
-    if not (mx.metal.is_available() or mx.cuda.is_available()):
+    if only_float32_is_fast():
         return "float32"
     text = config.get("text_config", {})
     named = (d.get(key) for d in (config, text) for key in ("torch_dtype", "dtype"))

@@ -76,7 +76,7 @@ def load_model(name: str = EMBEDDED, dtype: str | None = None) -> LoadedModel:
             f"model {name!r}: mlx-lm could not load it ({type(error).__name__}: {error})"
         ) from error
     identity = fingerprint(model, config)
-    if dtype is None and not (mx.metal.is_available() or mx.cuda.is_available()):
+    if dtype is None and only_float32_is_fast():
         dtype = "float32"
     if dtype is not None:
         cast_parameters(model, getattr(mx, dtype))
@@ -129,6 +129,13 @@ def model_source(name: str) -> str:
     raise UnsupportedModel(
         f"model {name!r} is neither {EMBEDDED!r}, nor a folder, nor a hub name 'owner/model'"
     )
+
+
+def only_float32_is_fast() -> bool:
+    """Whether the machine has neither Metal nor CUDA, so that only float32 goes through BLAS."""
+    import mlx.core as mx
+
+    return not (mx.metal.is_available() or mx.cuda.is_available())
 
 
 def cast_parameters(model: Any, dtype: mx.Dtype) -> None:
