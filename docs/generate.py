@@ -4,8 +4,7 @@
     python docs/generate.py --check    fail where a page is out of date
 
 A generated part stands between ``<!-- generated: KIND ARGUMENT -->`` and ``<!-- end -->``.
-Results come from the JSON of a comparison (``kvcompress compare --json docs/results/NAME.json``);
-``results NAME:METHOD`` shows that method's rows and those of the methods that need no calibration.
+Results come from the JSON of a comparison (``kvcompress compare --json docs/results/NAME.json``).
 What the table of methods says of each beside its own description stands in :data:`ADVICE`.
 """
 
@@ -47,11 +46,7 @@ def results(name: str) -> str:
 
     Without times: rows run one after the other, and a shared machine is never the same for two.
     """
-    name, _, only = name.partition(":")
     data = _rows(name)
-    if only:
-        shown = {only, *(info for info in ADVICE if not method_info(info).needs_calibration)}
-        data["rows"] = [row for row in data["rows"] if row["method"].split(":")[0] in shown]
     for row in data["rows"]:
         row["readings"].pop("decode_tokens_per_second", None)
     report = Report(**{**data, "rows": tuple(Row(**row) for row in data["rows"])})
@@ -135,6 +130,19 @@ def bands(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def persistence(name: str) -> str:
+    """The table of ``benchmarks/persistence.py``."""
+    head = ("cache", "MB", "times smaller", "ms to save", "ms to load")
+    lines = [piped(head), piped(("---", *["---:"] * 4))]
+    for row in _rows(name)["rows"]:
+        times = (f"{1e3 * row[f'{way}_seconds']:.0f}" for way in ("save", "load"))
+        sizes = (f"{row['bytes'] / 1e6:.1f}", f"{row['times_smaller']:.1f}")
+        lines.append(
+            piped((f"`{row['cache']}`" if ":" in row["cache"] else row["cache"], *sizes, *times))
+        )
+    return "\n".join(lines) + "\n"
+
+
 def scores(name: str) -> str:
     """The tables of a committed comparison of scores, and the command that makes it again."""
     data = _rows(name)
@@ -156,6 +164,7 @@ KINDS = {
     "attention": attention,
     "memory": memory,
     "bands": bands,
+    "persistence": persistence,
     "scores": scores,
 }
 
