@@ -37,18 +37,18 @@ class Running:
 
     def add(self, segment: Segment, weights: mx.array) -> None:
         """Add a segment's weights and weighted values."""
-        self.total = self.total + weights.sum(axis=-1, keepdims=True)
+        sums = weights.sum(axis=-1, keepdims=True)
+        self.total = self.total + sums
         out = segment.mix(weights)
-        if not segment.coded:
-            self.exact = out if self.exact is None else self.exact + out
-            return
-        self.weigh(weights)
-        self.mixed = out if self.mixed is None else self.mixed + out
+        if segment.coded:
+            self.mass = _with(self.mass, sums)
+            self.mixed = _with(self.mixed, out)
+        else:
+            self.exact = _with(self.exact, out)
 
     def weigh(self, weights: mx.array) -> None:
         """Add the weights of coded tokens, whose values are left to be added."""
-        mass = weights.sum(axis=-1, keepdims=True)
-        self.mass = mass if self.mass is None else self.mass + mass
+        self.mass = _with(self.mass, weights.sum(axis=-1, keepdims=True))
 
     def output(self, codec: KVCodec, constants: Fields) -> mx.array:
         """The weighted mean of the values: ``(B, Hkv, M, Dv)`` float32."""
@@ -59,6 +59,10 @@ class Running:
         if out is None:
             return mx.zeros((*self.peak.shape[:-1], codec.layer.value_dim), mx.float32)
         return out / self.total
+
+
+def _with(held: mx.array | None, more: mx.array) -> mx.array:
+    return more if held is None else held + more
 
 
 def begun(logits: mx.array, queries: mx.array, kv_heads: int) -> Running:

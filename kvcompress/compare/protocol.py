@@ -93,5 +93,8 @@ QUICK: Final = Protocol(name="quick", context=1024, windows=1, scored=512, retri
 STANDARD: Final = Protocol(name="standard", context=1024, windows=6, scored=256, retrieval=2048)
 """Some minutes a method: six stretches of text, for numbers to quote."""
 
-PROTOCOLS: Final = {protocol.name: protocol for protocol in (QUICK, STANDARD)}
+LONG: Final = Protocol(name="long", context=4096, windows=2, scored=768, retrieval=4096)
+"""Ten minutes a method: what far tokens are worth."""
+
+PROTOCOLS: Final = {protocol.name: protocol for protocol in (QUICK, STANDARD, LONG)}
 """Every protocol by name."""

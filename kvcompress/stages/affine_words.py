@@ -1,24 +1,21 @@
 """Attention on packed codes that stand for ``scale * code + bias``.
 
-On a GPU ``mx.quantized_matmul`` reads the words as they are. On a CPU it sums weighted rows fast
-where rows of weights are few and codes fill bytes evenly; for all else codes are widened to float32
-for an ordinary product, which a fast BLAS does 2 to 16 times as fast as the kernel.
+On a GPU ``mx.quantized_matmul`` reads the words as they are. On a CPU codes are widened to float32
+for ordinary products, which a fast BLAS does 2 to 16 times as fast as the kernel; and they stay in
+the order in which bytes hold them, for a sum over channels does not mind.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, reduce
 
 import mlx.core as mx
 from attrs import define
 
-from kvcompress.stages.pack import unpack
+from kvcompress.stages.pack import byte_planes, unpack
 
 KERNEL_BITS = (2, 3, 4, 5, 6, 8)
 KERNEL_GROUPS = (128, 64, 32)
-
-# Rows of weights up to which a CPU's kernel is at least even with widening, by bits; measured.
-_CPU_MIX_ROWS = {2: 1, 4: 4, 6: 4, 8: 4}
 
 
 def on_cpu() -> bool:
@@ -71,21 +68,35 @@ class AffineWords:
             return self._kernel(q, words, scales, biases, transpose=True)
         if self._decodes(q):
             return q @ self.decode(words, scales, biases).swapaxes(-1, -2)
-        products = q @ self._codes(words).swapaxes(-1, -2)
         totals = q.sum(axis=-1, keepdims=True)
-        return products * scales.swapaxes(-1, -2) + totals * biases.swapaxes(-1, -2)
+        return self.products(q, words) * scales.swapaxes(-1, -2) + totals * biases.swapaxes(-1, -2)
 
     def mix(
         self, weights: mx.array, words: mx.array, scales: mx.array, biases: mx.array
     ) -> mx.array:
         """``(B, H, M, T)`` float32 weights over the rows: ``(B, H, M, dim)``."""
-        few = weights.shape[2] <= _CPU_MIX_ROWS.get(self.bits, 0)
-        if self.kernel_group and (few or not on_cpu()):
+        if self.kernel_group and not on_cpu():
             return self._kernel(weights, words, scales, biases, transpose=False)
         if self._decodes(weights):
             return weights @ self.decode(words, scales, biases)
-        products = (weights * scales.swapaxes(-1, -2)) @ self._codes(words)
-        return products + weights @ biases.astype(mx.float32)
+        sums = self.sums(weights * scales.swapaxes(-1, -2), words)
+        return sums + weights @ biases.astype(mx.float32)
+
+    def products(self, q: mx.array, words: mx.array) -> mx.array:
+        """Queries against the codes themselves: ``(B, H, M, dim)`` to ``(B, H, M, T)``."""
+        planes = self._planes(words)
+        own = [q[..., place :: len(planes)] for place in range(len(planes))]
+        return reduce(
+            mx.add, [x @ plane.swapaxes(-1, -2) for x, plane in zip(own, planes, strict=True)]
+        )
+
+    def sums(self, weights: mx.array, words: mx.array) -> mx.array:
+        """Weighted sums of the codes themselves: ``(B, H, M, T)`` to ``(B, H, M, dim)``."""
+        parts = [weights @ plane for plane in self._planes(words)]
+        return parts[0] if len(parts) == 1 else mx.stack(parts, axis=-1).flatten(-2)
+
+    def _planes(self, words: mx.array) -> list[mx.array]:
+        return [plane.astype(mx.float32) for plane in byte_planes(words, self.bits, self.dim)]
 
     def _decodes(self, rows: mx.array) -> bool:
         """Whether to scale the tokens' channels: with few rows their products are fewer."""

@@ -79,6 +79,31 @@ def unpack(packed: mx.array, bits: int, count: int) -> mx.array:
     return codes[..., :count]
 
 
+def byte_planes(packed: mx.array, bits: int, count: int) -> list[mx.array]:
+    """Undo :func:`pack` without bringing the codes into their order, which costs half the time.
+
+    Args:
+        packed: As for :func:`unpack`.
+        bits: As for :func:`unpack`.
+        count: As for :func:`unpack`.
+
+    Returns:
+        Arrays of codes by their place in a byte: of ``r`` arrays the one at ``i`` holds the codes
+        ``i``, ``i + r``, ... of each row, ``(..., count / r)``. One, in order, where codes do not
+        fill bytes evenly.
+
+    Raises:
+        ConfigError: As :func:`unpack`.
+    """
+    _check(bits)
+    run = 8 // bits
+    if 8 % bits or count % run or packed.shape[-1] != words(count, bits):
+        return [unpack(packed, bits, count)]
+    mask = _mask(bits, 8, 32)
+    shifted = (packed >> place * bits if place else packed for place in range(run))
+    return [(x & mask).view(mx.uint8)[..., : count // run] for x in shifted]
+
+
 def _check(bits: int) -> None:
     if not 1 <= bits <= 12:
         raise ConfigError(f"pack: bits must be from 1 to 12 (got {bits})")

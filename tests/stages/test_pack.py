@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcompress.errors import ConfigError
-from kvcompress.stages.pack import pack, unpack, words
+from kvcompress.stages.pack import byte_planes, pack, unpack, words
 
 
 def oracle(codes: np.ndarray, bits: int) -> np.ndarray:
@@ -50,6 +50,17 @@ def test_unpack_reads_slices_of_tokens(bits: int) -> None:
     codes = np.random.default_rng(bits).integers(0, 2**bits, (1, 2, 9, 80))
     packed = mx.array(oracle(codes, bits))[:, :, 3:7]
     np.testing.assert_array_equal(np.array(unpack(packed, bits, 80)), codes[:, :, 3:7])
+
+
+@given(rows())
+@settings(deadline=None, max_examples=150)
+def test_byte_planes_hold_every_run_th_code(case: tuple[np.ndarray, int]) -> None:
+    codes, bits = case
+    planes = byte_planes(mx.array(oracle(codes, bits)), bits, codes.shape[-1])
+    even = 8 % bits == 0 and codes.shape[-1] % (8 // bits) == 0
+    assert len(planes) == (8 // bits if even else 1)
+    for place, plane in enumerate(planes):
+        np.testing.assert_array_equal(np.array(plane), codes[..., place :: len(planes)])
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
