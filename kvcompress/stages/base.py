@@ -129,6 +129,27 @@ class Coder(Protocol):
 
 
 @runtime_checkable
+class BandCoder(Coder, Protocol):
+    """A coder that scores tokens against queries that differ from band to band.
+
+    Law: ``band_scores(q, f, band)[..., t]`` equals ``scores(q[:, :, band[t]], f)[..., t]``.
+    """
+
+    def band_scores(self, q: mx.array, fields: Fields, band: mx.array) -> mx.array | None:
+        """Every token's scores with the queries of its band.
+
+        Args:
+            q: ``(B, H, n, M, D)`` float32, the queries of each of ``n`` bands.
+            fields: Those of ``T`` tokens.
+            band: ``(T,)`` uint32, the tokens' bands.
+
+        Returns:
+            ``(B, H, M, T)``, or ``None`` where band after band is cheaper.
+        """
+        ...
+
+
+@runtime_checkable
 class CarefulCoder(Coder, Protocol):
     """A coder that may have two assignments to the same codes, of which one takes more care.
 

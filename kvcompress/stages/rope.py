@@ -13,6 +13,7 @@ import mlx.core as mx
 from attrs import frozen
 
 from kvcompress.layers import Positions, Rotary
+from kvcompress.stages.anchors import pieces, turned
 from kvcompress.stages.base import Coder, Fields, Transform
 from kvcompress.stages.centre import mean_scores, rotated
 
@@ -157,9 +158,27 @@ class PreRope(Unrotated):
         transform: Transform,
         rotary: Rotary | None,
     ) -> mx.array:
-        """Decode once a KV head, rotate, one product; from the codes where nothing rotates."""
+        """Decode once a KV head, rotate, one product; from the codes where nothing rotates.
+
+        Keys are turned by the rest of their positions alone, and the query back by the anchor.
+        """
         if rotary is None:
             scores = coder.scores(queries.mapped, fields)
             return scores if mean is None else scores + queries.raw @ mean.swapaxes(-1, -2)
-        keys = self.from_code(transform.inverse(coder.decode(fields)), mean, rotary, positions)
-        return queries.raw @ keys.swapaxes(-1, -2)
+        keys = transform.inverse(coder.decode(fields))
+        keys = keys if mean is None else keys + mean
+        out = []
+        for anchor, first, last in pieces(positions):
+            here = keys[:, :, first - positions.start : last - positions.start]
+            here = turned(here, rotary, slice(first - anchor, last - anchor))
+            out.append(_turned_back(queries.raw, rotary, anchor) @ here.swapaxes(-1, -2))
+        return out[0] if len(out) == 1 else mx.concatenate(out, axis=-1)
+
+
+def _turned_back(q: mx.array, rotary: Rotary, anchor: int) -> mx.array:
+    """Queries ``(B, H, M, D)``, all turned back by one position."""
+    if not anchor:
+        return q
+    B, H, M, D = q.shape
+    rows = rotary.unrotate(q.reshape(B, H * M, 1, D), range(anchor, anchor + 1))
+    return rows.reshape(B, H, M, D)

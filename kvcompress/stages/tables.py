@@ -19,6 +19,7 @@ from kvcompress.stages.base import Quantiser
 # on a GPU enough to fill it.
 _CHUNK_BYTES = 2 << 20
 _GPU_CHUNK_BYTES = 32 << 20
+_LAUNCHES = 30_000  # look-ups a head in the time that a band's few operations take to start
 _GROUP = 32  # tokens of one matrix product, a power of two
 
 
@@ -90,14 +91,14 @@ def table_scores(tables: mx.array, codes: mx.array) -> mx.array:
     return gather(tables, codes).sum(axis=2)
 
 
-def tables_pay(quantiser: TableQuantiser, *, rows: int, tokens: int) -> bool:
-    """Whether look-ups in tables beat decoding the tokens and a product.
+def tables_pay(quantiser: TableQuantiser, *, rows: int, tokens: int, bands: int = 1) -> bool:
+    """Whether look-ups in tables, one for each band of tokens, beat decoding them and a product.
 
     Measured on a CPU, in units of one look-up: an entry of a table takes 0.2 a channel, a channel
     of a product 0.4 to read and 0.09 a row. Decoding looks up every channel of every code once
-    for all rows; tables look up every code once a row.
+    for all rows; tables look up every code once a row. One band after the other costs launches.
     """
     each = quantiser.codes * quantiser.sub_dim
-    tables = rows * (quantiser.codes * tokens + 0.2 * each * (1 << quantiser.bits))
-    decoding = tokens * (each + quantiser.dim * (0.4 + 0.09 * rows))
+    tables = rows * (quantiser.codes * tokens + bands * 0.2 * each * (1 << quantiser.bits))
+    decoding = tokens * (each + quantiser.dim * (0.4 + 0.09 * rows)) + (bands - 1) * _LAUNCHES
     return tables < decoding

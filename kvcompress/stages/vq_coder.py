@@ -108,6 +108,21 @@ class VQCoder:
             scores = q @ self.quantiser.decode(codes).swapaxes(-1, -2)
         return scores * decode_gain(fields["gain"]).swapaxes(-1, -2) if self.gain else scores
 
+    def band_scores(self, q: mx.array, fields: Fields, band: mx.array) -> mx.array | None:
+        """A table for every band's queries, side by side, and one look-up of a code in its band's.
+
+        Arguments and result are those of :class:`kvcompress.stages.base.BandCoder`.
+        """
+        B, H, n, M, D = q.shape
+        codes = self._read(fields["codes"])
+        if not tables_pay(self.quantiser, rows=M, tokens=codes.shape[2], bands=n):
+            return None
+        tables = self.quantiser.tables(q.swapaxes(2, 3).reshape(B, H, M * n, D))
+        side_by_side = tables.reshape(*tables.shape[:3], M, -1)
+        shifts = band[:, None] << self.quantiser.bits
+        scores = table_scores(side_by_side, codes + shifts)
+        return scores * decode_gain(fields["gain"]).swapaxes(-1, -2) if self.gain else scores
+
     def mix(self, weights: mx.array, fields: Fields) -> mx.array:
         """``p @ z``, decoded once a head: ``(B, H, M, T)`` float32 to ``(B, H, M, D)``."""
         if self.gain:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import pairwise
 
 import mlx.core as mx
-import numpy as np
 from attrs import frozen
 
 from kvcompress.layers import Rotary
-from kvcompress.stages.base import Coder, Fields, Transform
+from kvcompress.stages.bands import Band, band_of_tokens, bands_between, mean_rotations
+from kvcompress.stages.base import BandCoder, Coder, Fields, Transform
 from kvcompress.stages.pairs import turn_pairs
 from kvcompress.stages.rope import Queries, Unrotated
 
@@ -49,19 +48,11 @@ class WindowedRope(Unrotated):
         turned = rotary.unrotate(raw.reshape(B, -1, len(positions), D), positions)
         return Queries(raw, turned.reshape(B, H, M, D), positions)
 
-    def bands(self, low: int, high: int) -> list[tuple[int, int]]:
+    def bands(self, low: int, high: int) -> tuple[Band, ...]:
         """Bands ``[start, stop)`` of distance that meet ``[low, high)``."""
         if self.constant is not None:
-            return [(low, high)]
-        out, start = [], max(1, self.first)
-        stop = start
-        if low < start:
-            out.append((0, start))
-        while stop < high:
-            start, stop = stop, max(stop + 1, round(stop * self.growth))
-            if stop > low:
-                out.append((start, stop))
-        return out
+            return ((low, high),)
+        return bands_between(self.first, self.growth, low, high)
 
     def scores(
         self,
@@ -76,6 +67,7 @@ class WindowedRope(Unrotated):
     ) -> mx.array:
         """One rotated query a band; where a chunk's queries put a token in several, each its own.
 
+        A single position puts every token in one band, and a coder may score them all at once.
         Every band is scored over the tokens that are in it for some query, no more. So a chunk's
         queries are taken a few positions at a time: bands then overlap by so few tokens.
         """
@@ -90,28 +82,40 @@ class WindowedRope(Unrotated):
                 )
                 pieces.append(scores.reshape(B, H, -1, len(part.positions), len(positions)))
             return mx.concatenate(pieces, axis=3).reshape(B, H, M, -1)
-        low = max(0, places.start - positions.stop + 1)
-        high = places.stop - positions.start
+        low, high = max(0, places.start - positions.stop + 1), places.stop - positions.start
+        bands = ((low, high),) if rotary is None else self.bands(low, high)
+        turned = self._turned(queries.mapped, rotary, bands)
+        B, H, n, M, D = turned.shape
+        q = transform.query(turned.flatten(2, 3)).reshape(B, H, n, M, D)
+        of_mean = None if mean is None else turned @ mean[..., None]
+        if len(places) == 1 and isinstance(coder, BandCoder):
+            band = band_of_tokens(bands, places.start, positions)
+            whole = coder.band_scores(q, fields, band)
+            if whole is not None:
+                if of_mean is None:
+                    return whole
+                return whole + mx.take(of_mean.squeeze(-1).swapaxes(2, 3), band, axis=-1)
         parts: list[_Part] = []
-        for start, stop in self.bands(low, high):
+        for place, (start, stop) in enumerate(bands):
             begin = max(0, places.start - stop + 1 - positions.start)
             end = min(len(positions), places.stop - start - positions.start)
-            q = queries.mapped
-            if rotary is not None:
-                q = self._turn(q, rotary, start, stop)
             few = {name: a[:, :, begin:end] for name, a in fields.items()}
-            scores = coder.scores(transform.query(q), few)
-            if mean is not None:
-                scores = scores + q @ mean.swapaxes(-1, -2)
+            scores = coder.scores(q[:, :, place], few)
+            if of_mean is not None:
+                scores = scores + of_mean[:, :, place]
             parts.append(_Part(start, stop, begin, end, scores))
         return _joined(parts, places, positions)
 
-    def _turn(self, q: mx.array, rotary: Rotary, start: int, stop: int) -> mx.array:
+    def _turned(self, q: mx.array, rotary: Rotary | None, bands: tuple[Band, ...]) -> mx.array:
+        """The queries ``(B, H, M, D)`` as each band meets them, ``(B, H, n, M, D)``."""
+        B, H, M, D = q.shape
+        if rotary is None:
+            return q[:, :, None]
         if self.constant is not None:
-            B, H, M, D = q.shape
             place = range(self.constant, self.constant + 1)
-            return rotary.rotate(q.reshape(B, H * M, 1, D), place).reshape(B, H, M, D)
-        return turn_pairs(q, rotary, *_mean_rotation(rotary, start, stop))
+            return rotary.rotate(q.reshape(B, H * M, 1, D), place).reshape(B, H, 1, M, D)
+        real, imaginary = mean_rotations(rotary, bands)
+        return turn_pairs(q[:, :, None], rotary, real[:, None], imaginary[:, None])
 
 
 @frozen(eq=False)
@@ -150,13 +154,3 @@ def _joined(parts: list[_Part], places: range, positions: range) -> mx.array:
             scores = mx.where(mx.tile(holds, (rows, 1)), part.over(first, last), scores)
         out.append(scores)
     return mx.concatenate(out, axis=-1)
-
-
-@lru_cache(maxsize=256)
-def _mean_rotation(rotary: Rotary, start: int, stop: int) -> tuple[mx.array, mx.array]:
-    """Real and imaginary part of the mean of ``exp(i d theta_l)``, ``(dims / 2,)`` float32 each."""
-    turns = np.arange(start, stop, dtype=np.float64)[:, None] * rotary.angles
-    real, imaginary = np.cos(turns).mean(axis=0), np.sin(turns).mean(axis=0)
-    pair = mx.array(real.astype(np.float32)), mx.array(imaginary.astype(np.float32))
-    mx.eval(*pair)
-    return pair

@@ -64,3 +64,6 @@ def test_tables_pay_for_few_rows_over_many_tokens() -> None:
     # A decoded key of many stages is a long sum, which tables cut short.
     assert tables_pay(commuting(64, 6, stages=5), rows=32, tokens=1024)
     assert not tables_pay(vq, rows=32, tokens=1024)
+    # Of bands one after the other each has its launches, and of tables each is built.
+    assert tables_pay(vq, rows=3, tokens=1024, bands=16)
+    assert not tables_pay(product(64, 12, 8, heads=3), rows=3, tokens=1024, bands=16)

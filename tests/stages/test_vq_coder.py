@@ -66,6 +66,32 @@ def test_the_law_of_coders(
     np.testing.assert_allclose(coder.mix(p, fields), p @ decoded, atol=atol)
 
 
+@given(
+    st.sampled_from(KINDS),
+    st.integers(1, 9),
+    st.booleans(),
+    st.integers(1, 2),
+    st.sampled_from([1, 3]),
+    st.integers(1, 5),
+)
+def test_a_token_is_scored_by_the_queries_of_its_band(
+    kind: str, bits: int, gain: bool, batch: int, queries: int, bands: int
+) -> None:
+    coder = VQCoder(MAKE[kind](12, bits), HEADS, gain=gain)
+    fields = coder.encode(rows(12, 40, 1, batch))
+    q = mx.stack([rows(12, queries, 2 + place, batch) for place in range(bands)], axis=2)
+    band = mx.sort(mx.random.randint(0, bands, (40,), key=mx.random.key(3))).astype(mx.uint32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vq_coder, "tables_pay", lambda *_, **__: False)
+        assert coder.band_scores(q, fields, band) is None
+        apart = mx.stack([coder.scores(q[:, :, place], fields) for place in range(bands)], axis=-1)
+        patch.setattr(vq_coder, "tables_pay", lambda *_, **__: True)
+        got = coder.band_scores(q, fields, band)
+    assert got is not None
+    expected = mx.take_along_axis(apart, band[:, None][None, None, None], axis=-1).squeeze(-1)
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
 def twins(table: mx.array, axis: int) -> np.ndarray:
     """A table whose every second entry is the next float to the one before it.
 

@@ -9,12 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcompress.layers import Rotary
+from kvcompress.stages.base import BandCoder, Fields
 from kvcompress.stages.transform import ChannelScale, Identity
 from kvcompress.stages.windowed import WindowedRope
 from tests.stages.rope_cases import DIM, HEADS, ROTATIONS, Plain, largest, normal, rotated
 
 KINDS = sorted(ROTATIONS)
 TURNING = [kind for kind in KINDS if kind != "none"]
+
+
+class OfBands(Plain):
+    """Scores the tokens of all bands at once, by definition."""
+
+    def band_scores(self, q: mx.array, fields: Fields, band: mx.array) -> mx.array:
+        own = mx.take(q, band, axis=2)  # (B, H, T, M, D)
+        return (own @ fields["z"][..., None]).squeeze(-1).swapaxes(2, 3)
 
 
 def scored(
@@ -25,9 +34,13 @@ def scored(
     positions: range,
     places: range,
     mean: mx.array | None = None,
+    coder: Plain | None = None,
 ) -> tuple[mx.array, mx.array]:
     """Windowed scores, and true ones."""
-    coder, transform = Plain(), ChannelScale(np.geomspace(0.5, 2, HEADS * DIM).reshape(HEADS, DIM))
+    coder, transform = (
+        coder or Plain(),
+        ChannelScale(np.geomspace(0.5, 2, HEADS * DIM).reshape(HEADS, DIM)),
+    )
     keys = rotated(plain_keys, rotary, positions)
     raw = rotated(plain_queries, rotary, places)
     fields = coder.encode(transform.forward(rope.to_code(keys, mean, rotary, positions)))
@@ -60,15 +73,15 @@ def test_bands_cover_every_distance_once_and_stand_still(
 
 
 def test_bands_double() -> None:
-    assert WindowedRope().bands(0, 1000) == [
+    assert WindowedRope().bands(0, 1000) == (
         (0, 64),
         (64, 128),
         (128, 256),
         (256, 512),
         (512, 1024),
-    ]
-    assert WindowedRope().bands(130, 256) == [(128, 256)]
-    assert WindowedRope(constant=2048).bands(5, 99) == [(5, 99)]
+    )
+    assert WindowedRope().bands(130, 256) == ((128, 256),)
+    assert WindowedRope(constant=2048).bands(5, 99) == ((5, 99),)
 
 
 @given(
@@ -183,6 +196,28 @@ def test_neither_chunks_of_queries_nor_tiles_of_tokens_matter(
         )
         expected = whole.reshape(1, HEADS, group, length, 200)[:, :, :, place]
         assert largest(one - expected) < 2e-4
+
+
+@given(
+    st.sampled_from(KINDS),
+    st.booleans(),
+    st.integers(0, 60),
+    st.integers(0, 300),
+    st.integers(1, 3),
+    st.integers(1, 300),
+)
+def test_all_bands_at_once_score_as_one_after_the_other(
+    kind: str, centred: bool, start: int, gap: int, group: int, tokens: int
+) -> None:
+    positions = range(start, start + tokens)
+    place = positions.stop + gap
+    mean = normal(1, HEADS, 1, DIM, seed=1) if centred else None
+    keys, queries = normal(1, HEADS, tokens, DIM), normal(1, HEADS, group, DIM, seed=2)
+    case = WindowedRope(8), ROTATIONS[kind], keys, queries, positions, range(place, place + 1), mean
+    assert isinstance(OfBands(), BandCoder)
+    one_by_one, _ = scored(*case)
+    at_once, _ = scored(*case, coder=OfBands())
+    assert largest(one_by_one - at_once) < 2e-4
 
 
 def test_a_long_chunk_scores_as_its_queries_do_alone() -> None:
