@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from kvcompress.calibrate.calibration import Fit
 from kvcompress.calibrate.contract import REPORT, FitKey, Progress, fit_key
@@ -29,8 +30,9 @@ def fit_layers(
     key = fit_key(method)
     step = f"fitting {key.method} {key.settings}".rstrip()
     tables, report = {}, {}
-    # NumPy lets go of the interpreter while it computes: layers are fitted side by side.
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    # NumPy lets go of the interpreter while it computes: layers are fitted side by side, and
+    # products too small to be divided are left to one core each.
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
         fits = pool.map(
             lambda one: method.fit(one, seed=seed_of(key, one.layer.index, seed)), samples
         )

@@ -17,10 +17,8 @@ from kvcompress.stages.hashing import hashed
 Float64 = NDArray[np.float64]
 Rows = NDArray[np.intp]
 
-# OpenBLAS multiplies products of up to this size on the calling thread. Splitting the small ones
-# of a codebook gains nothing, and waiting for a second thread on a busy machine costs dearly.
-_ONE_THREAD = 1 << 18
-_CHUNK_BYTES = 8 << 20  # of distances that are held at once
+_DRAWN_FROM = 8  # points for each first centroid that is drawn; more lower no error
+_CHUNK_BYTES = 1 << 20  # of distances at a time: they fit a core's own cache
 
 
 @frozen(eq=False)
@@ -153,7 +151,14 @@ def _total(terms: Float64) -> float:
 
 
 def _plus_plus(grid: Float64, weights: Float64, draws: Float64) -> Float64:
-    """First centroids: each a point drawn in proportion to its squared distance to the others."""
+    """First centroids: each a point drawn in proportion to its squared distance to the others.
+
+    Of many points, from some that are spread evenly over them.
+    """
+    most = _DRAWN_FROM * len(draws)
+    if len(grid) > most:
+        some = np.arange(most) * len(grid) // most
+        grid, weights = grid[some], weights[some]
     squares = np.square(grid).sum(axis=1)
     nearest = np.ones(len(grid))
     chosen = np.zeros(len(draws), dtype=np.intp)
@@ -170,12 +175,10 @@ def _plus_plus(grid: Float64, weights: Float64, draws: Float64) -> Float64:
 
 def _assign(grid: Float64, centroids: Float64) -> tuple[Rows, Float64]:
     """The nearest centroid of every point, ties to the lower, and its squared distance."""
-    count, size = len(centroids), grid.shape[1] + 1
+    count = len(centroids)
     table = np.concatenate([-2.0 * centroids.T, np.square(centroids).sum(axis=1)[None]])
     padded = np.concatenate([grid, np.ones((len(grid), 1))], axis=1)
-    rows = _ONE_THREAD // (count * size)
-    if rows < 4:
-        rows = max(1, _CHUNK_BYTES // (8 * count))
+    rows = max(1, _CHUNK_BYTES // (8 * count))
     labels = np.empty(len(grid), dtype=np.intp)
     distances = np.square(grid).sum(axis=1)
     for start in range(0, len(grid), rows):

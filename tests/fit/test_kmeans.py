@@ -103,7 +103,6 @@ def test_distances_are_exact_whatever_the_chunks(
 ) -> None:
     points = gaussian(700, size)
     expected = kmeans(points, 64, seed=0, rounds=5).centroids
-    monkeypatch.setattr(module, "_ONE_THREAD", 0)
     for chunk in (1, 8 * 64 * 13, 1 << 30):
         monkeypatch.setattr(module, "_CHUNK_BYTES", chunk)
         np.testing.assert_array_equal(kmeans(points, 64, seed=0, rounds=5).centroids, expected)
