@@ -35,7 +35,7 @@ def compare(
         str | None, typer.Option(help="Cast the model to float32, float16 or bfloat16.")
     ] = None,
     text: Annotated[str, typer.Option(help="prose-eval, code-eval, a file or a folder.")] = TEXT,
-    protocol: Annotated[str, typer.Option(help="quick or standard.")] = QUICK,
+    protocol: Annotated[str, typer.Option(help="quick, standard or long.")] = QUICK,
     context: Annotated[
         int | None, typer.Option(help="Tokens read before the first scored one.")
     ] = None,

@@ -106,7 +106,7 @@ def test_json_and_plot_come_beside_the_result(
     ("words", "text"),
     [
         (("--format", "xml"), "--format must be one of table, md, csv, json (got 'xml')"),
-        (("--protocol", "slow"), "--protocol must be one of quick, standard (got 'slow')"),
+        (("--protocol", "slow"), "--protocol must be one of quick, standard, long (got 'slow')"),
         (("--context", "0"), "context must be an integer of at least 2 (got 0)"),
         (("--out", "no/such/folder/r.md"), "r.md is not a file that can be written"),
         (("--json", "."), ". is not a file that can be written"),
