@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from kvcompress.compare.calibrated import embedded_layer
+from kvcompress.compare.columns import COLUMNS
 from kvcompress.compare.fitted import fitted
 from kvcompress.compare.methods import method_of
-from kvcompress.compare.render import markdown, piped
+from kvcompress.compare.render import markdown, piped, title
 from kvcompress.compare.report import Report, Row
 from kvcompress.compare.score_render import markdown as score_markdown
 from kvcompress.compare.score_report import ScoreReport, ScoreRow
@@ -42,16 +43,24 @@ ADVICE = {
 
 
 def results(name: str) -> str:
-    """The table of a committed comparison, and the command that makes it again.
+    """The table of a committed comparison, and the command that makes it again."""
+    report = _report(name)
+    return (
+        f"{markdown(report)}\nMeasured here, on two CPU cores: `{report.provenance['command']}`\n"
+    )
 
-    Without times: rows run one after the other, and a shared machine is never the same for two.
-    """
-    data = _rows(name)
-    for row in data["rows"]:
-        row["readings"].pop("decode_tokens_per_second", None)
-    report = Report(**{**data, "rows": tuple(Row(**row) for row in data["rows"])})
+
+def quality(name: str) -> str:
+    """What a committed comparison says of quality alone, and the command that makes it again."""
+    report = _report(name)
+    titles = ("coded", "KL", "ΔNLL", "top-1", "recall", "copy")
+    columns = [column for column in COLUMNS if column.title in titles]
+    lines = [f"**{title(report)}**", "", piped(("method", *titles))]
+    lines.append(piped(("---", *["---:" for _ in titles])))
+    for row in report.rows:
+        lines.append(piped((f"`{row.method}`", *(column.cell(row) for column in columns))))
     command = report.provenance["command"]
-    return f"{markdown(report)}\nMeasured here, on two CPU cores: `{command}`\n"
+    return "\n".join([*lines, "", f"Measured here, on two CPU cores: `{command}`"]) + "\n"
 
 
 def options(name: str) -> str:
@@ -151,6 +160,14 @@ def scores(name: str) -> str:
     return f"{score_markdown(report)}\nMeasured here: `{command}`\n"
 
 
+def _report(name: str) -> Report:
+    """A committed comparison without its times: a shared machine is never the same for two rows."""
+    data = _rows(name)
+    for row in data["rows"]:
+        row["readings"].pop("decode_tokens_per_second", None)
+    return Report(**{**data, "rows": tuple(Row(**row) for row in data["rows"])})
+
+
 def _rows(name: str) -> dict[str, Any]:
     path = ROOT / "docs" / "results" / f"{name}.json"
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -159,6 +176,7 @@ def _rows(name: str) -> dict[str, Any]:
 
 KINDS = {
     "results": results,
+    "quality": quality,
     "options": options,
     "methods": methods,
     "attention": attention,
