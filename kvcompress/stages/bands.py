@@ -12,7 +12,6 @@ from kvcompress.layers import Rotary
 Band = tuple[int, int]
 
 
-@lru_cache(maxsize=256)
 def bands_between(first: int, growth: float, low: int, high: int) -> tuple[Band, ...]:
     """Bands ``[start, stop)`` of distance that meet ``[low, high)``, nearest first.
 
@@ -38,7 +37,7 @@ def band_of_tokens(bands: tuple[Band, ...], place: int, positions: range) -> mx.
     return table[start : start + len(positions)]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def _falling(bands: tuple[Band, ...]) -> mx.array:
     """The place in ``bands`` of every distance that they hold, the furthest first."""
     lengths = [stop - start for start, stop in reversed(bands)]
