@@ -1,0 +1,283 @@
+"""Every family that mlx-lm ships is compressed, or refused before it runs; nothing between."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx_lm.generate import _merge_caches
+from mlx_lm.models.cache import (
+    ArraysCache,
+    ChunkedKVCache,
+    KVCache,
+    RotatingKVCache,
+    can_trim_prompt_cache,
+    trim_prompt_cache,
+)
+
+from benchmarks.families import COMMAND, row
+from kvcompress import attach, get_method, make_cache
+from kvcompress.cache import CompressedKVCache
+from kvcompress.cache.native import native_caches
+from kvcompress.errors import UnsupportedModel
+from kvcompress.method import Method
+from tests.toy_model import Near
+from tests.zoo import FAILING, FAMILIES, FIELDS, logits, shipped, tiny
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "families.json"
+STORED = {r["family"]: r for r in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]}
+
+CHUNKS = (7, 7, 6, 1, 1, 1, 5, 1)
+TOKENS = mx.array([[(7 * i * i + 3 * i) % 61 + 2 for i in range(60)]])
+SPARSE = {"window": 3, "sinks": 1, "block": 16}  # of 29 tokens 16 are coded
+KEEPS_ALL = Near(window=60)
+NEAR = Near(**SPARSE)
+FINE = get_method("turboquant", bits=8, centre="none", **SPARSE)
+COARSE = get_method("turboquant", bits=1, centre="none", **SPARSE)
+
+# What must compress, in every layer that attends to all tokens.
+MUST = [
+    "llama",
+    "llama4",
+    "llama4_text",
+    "qwen2",
+    "qwen2_moe",
+    "qwen2_vl",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "mixtral",
+    "ministral3",
+    "mistral3",
+    "pixtral",
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "gemma3n",
+    "gemma4",
+    "gemma4_text",
+    "phi",
+    "phi3",
+    "phimoe",
+    "gpt_oss",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "granite",
+    "granitemoe",
+    "olmo2",
+    "olmo3",
+    "smollm3",
+    "starcoder2",
+    "cohere",
+    "cohere2",
+    "granitemoehybrid",
+    "jamba",
+    "lfm2",
+    "lfm2-vl",
+    "lfm2_moe",
+    "nemotron_h",
+    "olmo_hybrid",
+    "plamo2",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "bailing_moe_linear",
+]
+
+# Families that mlx-lm itself cannot run in a batch, by what the error says.
+UNBATCHED = {
+    "deepseek_v41": "does not yet support batching",
+    "gpt_bigcode": "Only length-1 arrays",
+    "llama4": "does not yet support batching",
+}
+
+
+def deviation(got: mx.array, expected: mx.array) -> float:
+    """Length of the difference over that of what is expected, where it is finite.
+
+    The whole counts, since a rounded router may send single tokens to other experts.
+    """
+    kept = mx.isfinite(expected)
+    assert mx.array_equal(kept, mx.isfinite(got))
+    expected = mx.where(kept, expected, 0)
+    size = float(mx.linalg.norm(expected))
+    assert size > 0.1, "logits of nothing prove nothing"
+    return float(mx.linalg.norm(mx.where(kept, got, 0) - expected)) / size
+
+
+class Met:
+    """A family's model, and what it computes with its own caches."""
+
+    def __init__(self, family: str) -> None:
+        self.family = family
+        self.model = tiny(family)
+
+    def run(self, caches: list[Any], chunks: Sequence[int] = CHUNKS, start: int = 0) -> mx.array:
+        """Logits of all chunks, each computed before the next."""
+        out = []
+        for count in chunks:
+            out.append(logits(self.model, TOKENS[:, start : start + count], caches))
+            mx.eval(out[-1], [cache.state for cache in caches])
+            start += count
+        return mx.concatenate(out, axis=1)
+
+    def coded(self, method: Method) -> mx.array:
+        """Logits through a method's caches, of which every compressed one holds codes."""
+        caches = make_cache(method, self.model)
+        out = self.run(caches)
+        assert {c.tokens_coded for c in caches if isinstance(c, CompressedKVCache)} == {16}
+        return out
+
+    def native(self) -> list[Any]:
+        return native_caches(self.model)
+
+    def near(self) -> list[Any]:
+        return make_cache(NEAR, self.model)
+
+    @cached_property
+    def expected(self) -> mx.array:
+        return self.run(self.native())
+
+
+def with_fate(fate: str) -> list[str]:
+    return [family for family in FAMILIES if STORED.get(family, {}).get("fate") == fate]
+
+
+@pytest.fixture(scope="module", params=with_fate("compressed"))
+def compressed(request: pytest.FixtureRequest) -> Met:
+    return Met(request.param)
+
+
+@pytest.fixture(scope="module", params=with_fate("refused"))
+def refused(request: pytest.FixtureRequest) -> Met:
+    return Met(request.param)
+
+
+def test_every_family_is_here_or_said_to_fail() -> None:
+    assert shipped() == set(FIELDS)
+    assert set(FAMILIES) == set(FIELDS) - set(FAILING)
+    assert len(FAMILIES) > 90
+    assert set(MUST) <= set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", sorted(FIELDS))
+def test_the_results_are_what_is_seen(family: str) -> None:
+    assert STORED.get(family) == row(family), f"run {COMMAND}"
+
+
+def test_the_results_are_of_every_family_and_by_the_command() -> None:
+    data = json.loads(RESULTS.read_text(encoding="utf-8"))
+    assert [r["family"] for r in data["rows"]] == sorted(FIELDS, key=str.lower)
+    assert data["command"] == COMMAND
+
+
+@pytest.mark.parametrize("family", MUST)
+def test_the_families_in_use_are_compressed_wherever_they_attend_to_everything(family: str) -> None:
+    kinds = [type(cache) for cache in native_caches(tiny(family))]
+    assert set(kinds) <= {KVCache, RotatingKVCache, ChunkedKVCache, ArraysCache}
+    full = [i for i, kind in enumerate(kinds) if kind is KVCache]
+    assert full
+    assert STORED[family]["compressed"] == full
+
+
+def test_logits_are_the_models_to_the_bit_while_nothing_is_coded(compressed: Met) -> None:
+    caches = make_cache(KEEPS_ALL, compressed.model)
+    kinds = [type(cache) for cache in caches]
+    chosen = STORED[compressed.family]["compressed"]
+    assert [i for i, kind in enumerate(kinds) if kind is CompressedKVCache] == chosen
+    for i, (kind, own) in enumerate(zip(kinds, compressed.native(), strict=True)):
+        assert i in chosen or kind is type(own)
+    assert mx.array_equal(compressed.run(caches), compressed.expected)
+
+
+def test_codes_that_lose_nearly_nothing_leave_the_logits(compressed: Met) -> None:
+    assert deviation(compressed.coded(NEAR), compressed.expected) < 1e-4
+
+
+def test_eight_bits_change_the_logits_little_and_one_bit_much(compressed: Met) -> None:
+    fine = deviation(compressed.coded(FINE), compressed.expected)
+    coarse = deviation(compressed.coded(COARSE), compressed.expected)
+    assert 1e-6 < fine < 0.03
+    assert coarse > 4 * fine
+
+
+def test_trimming_goes_back_as_the_models_own_caches_do(compressed: Met) -> None:
+    caches, own = compressed.near(), compressed.native()
+    for each in (caches, own):
+        compressed.run(each)
+    assert can_trim_prompt_cache(caches) == can_trim_prompt_cache(own)
+    if not can_trim_prompt_cache(own):
+        for cache in (c for c in caches if isinstance(c, CompressedKVCache)):
+            assert cache.trim(6) == 6
+            assert cache.offset == 23
+        return
+    assert trim_prompt_cache(caches, 6) == trim_prompt_cache(own, 6) == 6
+    got, expected = (compressed.run(each, (5, 1, 1), 30) for each in (caches, own))
+    assert deviation(got, expected) < 1e-4
+
+
+def batched(met: Met, make: Callable[[], list[Any]]) -> mx.array:
+    """Logits of two conversations of 21 and 29 tokens that go on together."""
+    rows = [make(), make()]
+    met.run(rows[0], (13, 8))
+    met.run(rows[1], CHUNKS, 20)
+    merged, out = _merge_caches(rows), []
+    for start, count in ((0, 3), (3, 1)):
+        ends = (21 + start, 49 + start)
+        tokens = mx.concatenate([TOKENS[:, end : end + count] for end in ends])
+        out.append(logits(met.model, tokens, merged))
+        mx.eval(out[-1])
+    return mx.concatenate(out, axis=1)
+
+
+def test_a_batch_of_two_computes_what_a_batch_of_the_models_own_does(compressed: Met) -> None:
+    if compressed.family in UNBATCHED:
+        for make in (compressed.native, compressed.near):
+            with pytest.raises(ValueError, match=UNBATCHED[compressed.family]):
+                batched(compressed, make)
+        return
+    expected = batched(compressed, compressed.native)
+    assert deviation(batched(compressed, compressed.near), expected) < 1e-4
+
+
+def test_a_family_with_nothing_to_compress_is_refused_with_reasons(refused: Met) -> None:
+    why = STORED[refused.family]["why"]
+    for ask in (lambda: make_cache(NEAR, refused.model), lambda: attach(refused.model, NEAR)):
+        with pytest.raises(UnsupportedModel, match="can be compressed") as refusal:
+            ask()
+        for reason in (part.partition(": ")[2] for part in why.split("; ")):
+            assert reason
+            assert reason in str(refusal.value)
+    assert "make_cache" not in vars(refused.model)
+
+
+def test_a_refused_family_runs_as_ever_afterwards(refused: Met) -> None:
+    expected = refused.run(refused.native())
+    with pytest.raises(UnsupportedModel):
+        make_cache(NEAR, refused.model)
+    assert mx.array_equal(refused.run(refused.native()), expected)
+    assert float(mx.abs(expected).max()) > 0
+
+
+@pytest.mark.parametrize("family", sorted(FAILING))
+def test_a_family_that_is_said_to_fail_does_so_with_its_own_caches(family: str) -> None:
+    said, why = FAILING[family]
+    if "Metal" in why and mx.metal.is_available():
+        pytest.skip("there is a Metal back-end")
+    model = tiny(family)
+
+    def run(model: nn.Module) -> None:
+        mx.eval(logits(model, TOKENS[:, :7], native_caches(model)))
+
+    with pytest.raises((RuntimeError, ValueError), match=said):
+        run(model)
+    with pytest.raises(UnsupportedModel, match=said):
+        make_cache(NEAR, model)

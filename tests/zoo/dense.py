@@ -1,0 +1,107 @@
+"""Families whose layers all attend to everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.zoo.common import MULTIPLIERS, wrapped
+
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "llama_4_scaling_beta": 0.1,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+DENSE: dict[str, dict[str, Any]] = {
+    "afm7": {
+        "hidden_dim": 64,
+        "num_layers": 3,
+        "num_kv_reuse_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "hidden_dim_scale_factor": 2.0,
+    },
+    "apertus": {"post_norm": False, "qk_norm": True},
+    "bitnet": {},
+    "cohere": {},
+    "ernie4_5": {},
+    "exaone": {"num_layers": 4},
+    "gemma": {},
+    "gemma2": {},
+    "glm": {},
+    "glm4": {},
+    "gpt2": {"n_ctx": 4096, "n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 4096},
+    "gpt_bigcode": {"n_embd": 64, "n_layer": 3, "n_inner": 96, "n_head": 4, "n_positions": 4096},
+    "gpt_neox": {"rotary_emb_base": 10000, "rotary_pct": 0.25, "num_attention_heads": 4},
+    "gptj": {"n_embd": 64, "n_head": 4, "n_layer": 3, "rotary_dim": 8, "n_positions": 4096},
+    "granite": MULTIPLIERS,
+    "helium": {},
+    "hunyuan_v1_dense": {},
+    "internlm2": {},
+    "internlm3": {"bias": False, "qkv_bias": False},
+    "iquestloopcoder": {},
+    "lille-130m": {"block_size": 4096, "n_embd": 64, "n_head": 4, "n_kv_heads": 2, "n_layer": 3},
+    "llama": {"sliding_window": None},
+    "llama4_text": {
+        "intermediate_size_mlp": 96,
+        "no_rope_layers": [1, 0, 1, 0],
+        "use_qk_norm": True,
+    },
+    "mimo": {},
+    "minicpm": {"dim_model_base": 64, "scale_depth": 1.4, "scale_emb": 12},
+    "ministral3": {"layer_types": ["full_attention"] * 4, "rope_parameters": _YARN},
+    "mistral3": wrapped("ministral3", layer_types=["full_attention"] * 4, rope_parameters=_YARN),
+    "nanbeige": {},
+    "nanochat": {},
+    "nemotron": {"hidden_act": "relu2"},
+    "nemotron-nas": {
+        "block_configs": [
+            {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.0}},
+            {"attention": {"no_op": True}, "ffn": {"ffn_mult": 1.0}},
+            {"attention": {"n_heads_in_group": 2}, "ffn": {"no_op": True}},
+            {"attention": {"replace_with_linear": True}, "ffn": {"ffn_mult": 1.0}},
+        ]
+    },
+    "olmo": {
+        "d_model": 64,
+        "n_layers": 3,
+        "mlp_hidden_size": 96,
+        "n_heads": 4,
+        "embedding_size": 64,
+    },
+    "olmo2": {},
+    "openelm": {
+        "num_transformer_layers": 3,
+        "model_dim": 64,
+        "ffn_dim_divisor": 16,
+        "num_query_heads": [4, 4, 4],
+        "num_kv_heads": [2, 2, 2],
+        "ffn_multipliers": [1.0, 1.5, 2.0],
+    },
+    "phi": {},
+    "phi3": {},
+    "phi3small": {
+        "vocab_size": 100352,
+        "dense_attention_every_n_layers": 2,
+        "ff_intermediate_size": 96,
+        "gegelu_limit": 20.0,
+    },
+    "pixtral": wrapped("llama", sliding_window=None),
+    "plamo": {"n_shared_head": 2},
+    "qwen": {"kv_channels": 16},
+    "qwen2": {},
+    "qwen2_vl": wrapped("qwen2_vl_text"),
+    "qwen3": {},
+    "qwen3_vl": wrapped("qwen3_vl_text"),
+    "seed_oss": {},
+    "smollm3": {"no_rope_layer_interval": 2},
+    "stablelm": {"use_qkv_bias": False, "qk_layernorm": False},
+    "starcoder2": {},
+    "talkie": {},
+    "telechat3": {},
+}
