@@ -73,8 +73,9 @@ def main() -> None:
     args = parser.parse_args()
     rows = [row(family) for family in sorted(FIELDS, key=str.lower)]
     versions = {name: metadata.version(name) for name in ("mlx", "mlx-lm")}
-    data = {"command": COMMAND, "versions": versions, "rows": rows}
-    text = json.dumps(data, indent=1) + "\n"
+    head = f'"command": {json.dumps(COMMAND)},\n"versions": {json.dumps(versions)}'
+    lines = ",\n".join(json.dumps(each) for each in rows)  # a family a line, for who reads a diff
+    text = f'{{{head},\n"rows": [\n{lines}\n]}}\n'
     if args.out:
         args.out.write_text(text, encoding="utf-8")
     else:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,34 @@ def persistence(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def families(name: str) -> str:
+    """What becomes of mlx-lm's families, counted and one by one (``benchmarks/families.py``)."""
+    data = _rows(name)
+    rows = data["rows"]
+    fates = Counter(row["fate"] for row in rows)
+    whole = sum(row["fate"] == "compressed" and not row["why"] for row in rows)
+    versions = ", ".join(f"{package} {version}" for package, version in data["versions"].items())
+    lines = [
+        f"Of {len(rows)} families ({versions}) {fates['compressed']} are compressed: {whole} in "
+        f"every layer, {fates['compressed'] - whole} in some, whose other layers stay plain. "
+        f"{fates['refused']} have no layer to compress and are refused. "
+        f"{fates['fails']} do not run on a CPU.",
+        "",
+        piped(("family", "layers compressed", "rotation of keys", "the other layers")),
+        piped(("---", "---", "---", "---")),
+    ]
+    for row in rows:
+        if row["fate"] == "fails":
+            lines.append(piped((f"`{row['family']}`", "does not run", "-", row["why"])))
+            continue
+        share = f"{len(row['compressed'])} of {row['layers']}"
+        share = "refused" if row["fate"] == "refused" else share
+        at_rest = f", {len(row['at_rest'])} at rest only" if row["at_rest"] else ""
+        rotation = " or ".join(row["rotation"]) or "-"
+        lines.append(piped((f"`{row['family']}`", share + at_rest, rotation, row["why"] or "-")))
+    return "\n".join(lines) + f"\n\nFound by: `{data['command']}`\n"
+
+
 def scores(name: str) -> str:
     """The tables of a committed comparison of scores, and the command that makes it again."""
     data = _rows(name)
@@ -184,6 +213,7 @@ KINDS = {
     "bands": bands,
     "persistence": persistence,
     "scores": scores,
+    "families": families,
 }
 
 

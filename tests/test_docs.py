@@ -63,6 +63,21 @@ def test_results_are_those_of_the_file_and_say_how_to_get_them() -> None:
     assert f"`{stored['provenance']['command']}`" in text
 
 
+def test_the_table_of_families_counts_and_has_each() -> None:
+    text = generator().filled("<!-- generated: families families -->\n<!-- end -->")
+    stored = json.loads((ROOT / "docs" / "results" / "families.json").read_text())
+    rows = [cells for cells in map(cells_of, text.splitlines()) if cells][2:]
+    assert [name.strip("`") for name, *_ in rows] == [row["family"] for row in stored["rows"]]
+    shares = [share for _, share, *_ in rows]
+    refused, fails = shares.count("refused"), shares.count("does not run")
+    assert f"Of {len(rows)} families" in text
+    assert f"{len(rows) - refused - fails} are compressed" in text
+    assert f"{refused} have no layer to compress" in text
+    assert f"{fails} do not run on a CPU" in text
+    assert ["`qwen3_next`", "2 of 4", "known"] in [row[:3] for row in rows]
+    assert f"`{stored['command']}`" in text
+
+
 def cells_of(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")[1:-1]]
 
