@@ -98,21 +98,6 @@ def test_what_is_learnt_of_a_family(family: str) -> None:
             assert layer.rotary is None
 
 
-class Recorder:
-    """Keeps the keys of one chunk that starts at ``offset``."""
-
-    def __init__(self, offset: int) -> None:
-        self.offset = offset
-        self.keys = mx.zeros(0)
-
-    def make_mask(self, N: int, **_: Any) -> str:
-        return "causal"
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self.keys = keys
-        return keys, values
-
-
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -120,53 +105,6 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 2.0}
-LONG = {
-    "rope_type": "longrope",
-    "short_factor": [1.0] * 8,
-    "long_factor": [1.5] * 8,
-    "original_max_position_embeddings": 64,
-}
-
-
-@pytest.mark.parametrize("offset", [0, 100, 5000])
-@pytest.mark.parametrize(
-    ("family", "options"),
-    [
-        pytest.param("llama", {}, id="plain"),
-        pytest.param("llama", {"rope_traditional": True}, id="traditional"),
-        pytest.param(
-            "llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, id="linear"
-        ),
-        pytest.param("llama", {"rope_scaling": LLAMA3}, id="llama3"),
-        pytest.param("llama", {"rope_scaling": YARN}, id="yarn"),
-        pytest.param("llama", {"rope_scaling": LONG}, id="longrope"),
-        pytest.param("glm4", {}, id="partial traditional"),
-        pytest.param("phi", {}, id="partial"),
-    ],
-)
-def test_the_rotation_learnt_undoes_what_the_model_does(
-    family: str, options: dict[str, Any], offset: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tiny(family, **options)
-    slots = trace(model)
-    before: list[mx.array] = []
-    rope = mx.fast.rope
-
-    def record(x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-        before.append(x)
-        return rope(x, *args, **kwargs)
-
-    monkeypatch.setattr(mx.fast, "rope", record)
-    caches = [Recorder(offset) for _ in slots]
-    mx.eval(logits(model, mx.array([[5, 3, 9, 1]]), caches))
-    for slot, cache in zip(slots, caches, strict=True):
-        assert slot.layer is not None
-        assert slot.layer.rotary is not None
-        plain = slot.layer.rotary.unrotate(cache.keys, range(offset, offset + 4))
-        turned = [x for x in before if x.shape == plain.shape]
-        error = min(float(mx.abs(plain - x).max()) for x in turned)
-        assert error < 1e-5 * float(mx.abs(plain).max())
 
 
 def test_layers_of_one_model_have_each_their_own_rotation() -> None:
