@@ -18,7 +18,7 @@ from kvcompress.openblas import prefer_openblas
 
 prefer_openblas()
 
-import mlx.nn as nn  # noqa: E402
+from mlx.nn.layers.base import Module  # noqa: E402
 
 from kvcompress import get_method  # noqa: E402
 from kvcompress.cache.plan import make_plan, ranges  # noqa: E402
@@ -37,7 +37,7 @@ def row(family: str) -> dict[str, Any]:
     return {"family": family, **found(tiny(family))}
 
 
-def found(model: nn.Module) -> dict[str, Any]:
+def found(model: Module) -> dict[str, Any]:
     """The fate of a model, its layers and the reasons for those that stay plain."""
     slots = trace(model)
     try:

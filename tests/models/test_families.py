@@ -92,12 +92,14 @@ MUST = [
     "bailing_moe_linear",
 ]
 
-# Families that mlx-lm itself cannot run in a batch, by what the error says.
+# Compressed families that mlx-lm itself cannot run in a batch, by what the error says.
 UNBATCHED = {
-    "deepseek_v41": "does not yet support batching",
     "gpt_bigcode": "Only length-1 arrays",
     "llama4": "does not yet support batching",
 }
+
+# Families whose rows mlx-lm itself computes otherwise in a batch than alone.
+UNLIKE_ALONE = {"afm7", "gemma2", "phi3small"}
 
 
 def deviation(got: mx.array, expected: mx.array) -> float:
@@ -165,7 +167,7 @@ def test_every_family_is_here_or_said_to_fail() -> None:
     assert shipped() == set(FIELDS)
     assert set(FAMILIES) == set(FIELDS) - set(FAILING)
     assert len(FAMILIES) > 90
-    assert set(MUST) <= set(FAMILIES)
+    assert set(MUST) | set(UNBATCHED) | UNLIKE_ALONE <= set(with_fate("compressed"))
 
 
 @pytest.mark.parametrize("family", sorted(FIELDS))
@@ -224,12 +226,17 @@ def test_trimming_goes_back_as_the_models_own_caches_do(compressed: Met) -> None
     assert deviation(got, expected) < 1e-4
 
 
-def batched(met: Met, make: Callable[[], list[Any]]) -> mx.array:
-    """Logits of two conversations of 21 and 29 tokens that go on together."""
+def two(met: Met, make: Callable[[], list[Any]]) -> list[list[Any]]:
+    """Caches of two conversations, of 21 and 29 tokens."""
     rows = [make(), make()]
     met.run(rows[0], (13, 8))
     met.run(rows[1], CHUNKS, 20)
-    merged, out = _merge_caches(rows), []
+    return rows
+
+
+def together(met: Met, make: Callable[[], list[Any]]) -> mx.array:
+    """Logits of two conversations that go on in a batch."""
+    merged, out = _merge_caches(two(met, make)), []
     for start, count in ((0, 3), (3, 1)):
         ends = (21 + start, 49 + start)
         tokens = mx.concatenate([TOKENS[:, end : end + count] for end in ends])
@@ -238,14 +245,22 @@ def batched(met: Met, make: Callable[[], list[Any]]) -> mx.array:
     return mx.concatenate(out, axis=1)
 
 
+def apart(met: Met, make: Callable[[], list[Any]]) -> mx.array:
+    """The same, each by itself."""
+    ends = zip(two(met, make), (21, 49), strict=True)
+    return mx.concatenate([met.run(row, (3, 1), end) for row, end in ends])
+
+
 def test_a_batch_of_two_computes_what_a_batch_of_the_models_own_does(compressed: Met) -> None:
     if compressed.family in UNBATCHED:
         for make in (compressed.native, compressed.near):
             with pytest.raises(ValueError, match=UNBATCHED[compressed.family]):
-                batched(compressed, make)
+                together(compressed, make)
         return
-    expected = batched(compressed, compressed.native)
-    assert deviation(batched(compressed, compressed.near), expected) < 1e-4
+    expected = together(compressed, compressed.native)
+    assert deviation(together(compressed, compressed.near), expected) < 1e-4
+    alike = deviation(expected, apart(compressed, compressed.native)) < 1e-4
+    assert alike == (compressed.family not in UNLIKE_ALONE)
 
 
 def test_a_family_with_nothing_to_compress_is_refused_with_reasons(refused: Met) -> None:
