@@ -19,6 +19,7 @@ import mlx.core as mx  # noqa: E402
 from peer_adapters import PLAIN, Subject, subjects  # noqa: E402
 from peer_timing import Clock  # noqa: E402
 
+from kvcompress.cache.walk import reachable_arrays  # noqa: E402
 from kvcompress.calibrate.capture import record  # noqa: E402
 from kvcompress.calibrate.windows import source_of, text_windows  # noqa: E402
 from kvcompress.compare.evaluate import Evaluator  # noqa: E402
@@ -74,7 +75,10 @@ def measure(job: dict[str, Any], subject: Subject, answer: dict[str, Any]) -> No
         start = time.perf_counter()
         make = subject.make(loaded.model, lambda: recorded(job, loaded))
         answer["readings"]["fit_seconds"] = time.perf_counter() - start
-        fresh, _ = walked_bytes(make(), loaded.model)
+        caches = make()
+        mx.eval(list(reachable_arrays(caches)))  # what is fitted must not count as the caches'
+        fresh, _ = walked_bytes(caches, loaded.model)
+        del caches
     answer["warnings"] = sorted({str(one.message) for one in heard})
     evaluator = Evaluator(
         model=loaded.model,
