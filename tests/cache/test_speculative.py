@@ -7,51 +7,22 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 import pytest
-from mlx.utils import tree_map
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from kvcompress import attach, get_method, make_cache
 from kvcompress.cache import CompressedKVCache
 from kvcompress.cache.step import Step
+from tests.made_up import METHODS, made_up, words
 from tests.toy_model import Near
-from tests.zoo import tiny
 
 generate = importlib.import_module("mlx_lm.generate")  # the package has a function of that name
 
-PROMPT = mx.array(np.random.default_rng(0).integers(0, 64, 90))
-METHODS: dict[str, dict[str, Any]] = {
-    "turboquant": {"bits": 2},
-    "affine": {"bits": 4},
-    "fp16": {},
-    "a2ats": {"codebook": "random"},
-    "commvq": {"codebook": "random"},
-    "vecinfer": {"codebook": "random"},
-}
+PROMPT = words(90)
 # Of the prompt 64 tokens are coded, and no more before there are 1 + 16 + 128 = 145.
 FEW_EXACT = {"window": 16, "sinks": 1, "block": 64}
 UNTIL_NEXT_BLOCK = 45
 DRAFTS = (1, 2, 5, 9)
-
-
-def made_up(family: str, noise: float = 0.0) -> nn.Module:
-    """A tiny model that does not repeat itself, with ``noise`` on every weight.
-
-    With some noise it is a draft model: right at times, and wrong at others.
-    """
-    model = tiny(family, head_dim=64, tie_word_embeddings=False)
-    drawn, other = np.random.default_rng(14), np.random.default_rng(12)
-
-    def weight(w: mx.array) -> mx.array:
-        if w.ndim == 1:
-            return w
-        x = drawn.standard_normal(w.shape) + noise * other.standard_normal(w.shape)
-        return mx.array((w.shape[-1] ** -0.5 * x).astype(np.float32))
-
-    model.update(tree_map(weight, model.parameters()))
-    mx.eval(model.parameters())
-    return model
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "gemma2"])
