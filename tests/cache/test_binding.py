@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
+import mlx.core as mx
 import pytest
 from attrs import evolve, frozen
 
@@ -11,6 +12,7 @@ from kvcompress.cache.binding import bound
 from kvcompress.cache.native import native_caches
 from kvcompress.layers import LayerSpec
 from kvcompress.method import Method
+from tests.made_up import METHODS, words
 from tests.stand_ins import LAYER, StandIn
 from tests.zoo import tiny
 
@@ -97,3 +99,29 @@ def test_what_is_no_list_of_caches_is_refused_by_name(caches: Any, tmp_path: Pat
         kv.report(caches)
     with pytest.raises(kv.ConfigError, match="save_cache: caches must be the list"):
         kv.save_cache(tmp_path / "a.safetensors", caches)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("family", "dim", "fields"),
+    [
+        ("phi3", 96, {"hidden_size": 384, "num_key_value_heads": 4}),
+        ("llama", 80, {"head_dim": 80}),
+        ("llama", 112, {"head_dim": 112}),
+    ],
+)
+def test_odd_heads_work_or_are_refused_before_the_model_runs(
+    family: str, dim: int, fields: dict[str, Any], name: str
+) -> None:
+    model = tiny(family, **fields)
+    method = kv.get_method(name, window=8, block=16, sinks=1, **METHODS[name])
+    if name == "affine" and dim % 32:
+        with pytest.raises(kv.ConfigError, match=rf"multiple of 32 .* has {dim}"):
+            kv.make_cache(method, model)
+        return
+    caches = kv.make_cache(method, model)
+    for count in (90, 1, 1, 7):
+        out = model(words(count)[None], cache=caches)
+        assert mx.isfinite(out).all()
+    if name != "fp16":
+        assert {(cache.layer.head_dim, cache.tokens_coded) for cache in caches} == {(dim, 80)}

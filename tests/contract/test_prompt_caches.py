@@ -7,6 +7,7 @@ stand among them.
 from __future__ import annotations
 
 import copy
+import gc
 import importlib
 import json
 import subprocess
@@ -34,6 +35,7 @@ from kvcompress.cache import CompressedKVCache
 from kvcompress.cache.batch import CompressedBatchCache
 from kvcompress.cache.native import native_caches
 from tests.made_up import METHODS, made_up, words
+from tests.zoo import tiny
 
 generate = importlib.import_module("mlx_lm.generate")  # the package has a function of that name
 
@@ -267,6 +269,8 @@ def test_a_batch_stays_compressed_and_its_rows_are_as_if_alone(
     merged = merge(method, model)
     kind = caches.BatchKVCache if method.name == "fp16" else CompressedBatchCache
     assert {type(c) for c in merged} == {kind}
+    for name in ("bits", "group_size", "to_quantized", "__len__"):
+        assert kind is not CompressedBatchCache or not hasattr(merged[0], name)
     tokens = [[3, 7], [9, 1], [4, 4], [60, 2]]
     wanted = apart(method, model, LENGTHS, tokens)
     for i, expected in enumerate(wanted):
@@ -331,6 +335,7 @@ def test_a_fresh_batch_takes_padded_prompts(method: Any, model: nn.Module) -> No
     prompts = [words(n, seed=n) for n in lengths]
     merged = merge(method, model, (0, 0, 0))
     assert all(c.empty() for c in merged)
+    assert method.name == "fp16" or {type(c) for c in merged} == {CompressedBatchCache}
     for cache in merged:
         cache.prepare(lengths=lengths, right_padding=[40 - n for n in lengths])
     rows = [mx.pad(p, (0, 40 - p.size)) for p in prompts]
@@ -358,17 +363,20 @@ def test_the_batch_generator_serves_each_prompt_as_if_alone(method: Any, model: 
         [first] = generator.insert(prompts[:1])
         got: dict[int, list[int]] = {first: []}
         last: dict[int, Any] = {}
+        kinds: set[type] = set()
         while len(last) < 3:
             for response in generator.next_generated():
                 got[response.uid].append(response.token)
                 if response.finish_reason:
                     last[response.uid] = response.prompt_cache
+            kinds |= {type(c) for c in generator._generation_batch.prompt_cache}
             if len(got) == 1 and len(got[first]) == 2:
                 second = generator.insert(prompts[1:2])
                 third = generator.insert(prompts[2:], caches=[earlier])
                 got |= {second[0]: [], third[0]: []}
         generator.close()
     assert list(got.values()) == wanted
+    assert method.name == "fp16" or kinds == {CompressedBatchCache}
     assert [type(c) for c in last[first]] == [type(c) for c in earlier]
     assert {c.offset for c in earlier} == {90}  # merging copies
     assert {c.offset for c in last[first]} == {70 + 8}
@@ -400,3 +408,36 @@ def test_kept_conversations_are_found_by_what_they_begin_with(
     kept.trim_to(n_sequences=0)
     assert kept.nbytes == 0
     assert kept.fetch_nearest_cache("m", whole) == (None, whole)
+
+
+# -- long prompts ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wide() -> nn.Module:
+    return tiny("llama", hidden_size=256, num_attention_heads=8, head_dim=64, num_hidden_layers=3)
+
+
+def peaks(model: nn.Module, made: list[Any]) -> tuple[int, int]:
+    """Bytes that half of a long prompt, and all of it, take at most, its caches included."""
+    text, half = words(3072)[None], 0
+    gc.collect()
+    mx.synchronize()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    for start in range(0, 3072, 512):
+        model(text[:, start : start + 512], cache=made)
+        mx.eval([c.state for c in made])
+        if start == 1024:
+            half = mx.get_peak_memory() - before
+    return half, mx.get_peak_memory() - before
+
+
+def test_a_long_prompt_peaks_no_higher_and_grows_no_faster_than_with_plain_caches(
+    method: Any, wide: nn.Module
+) -> None:
+    plain, ours = peaks(wide, native_caches(wide)), peaks(wide, make_cache(method, wide))
+    assert ours[1] <= 1.25 * plain[1]
+    if method.name != "fp16":
+        assert ours[1] - ours[0] < plain[1] - plain[0]

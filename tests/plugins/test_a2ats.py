@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 import kvcompress as kv
 from kvcompress.cache import CompressedKVCache
+from kvcompress.cli.options import parse_method
 from kvcompress.codec import KVCodec
 from kvcompress.layers import LayerSpec, Rotary
 from kvcompress.stages.blended_vq import BlendedVQ
@@ -300,3 +302,13 @@ def test_fitted_codes_for_the_queries_err_less_in_scores() -> None:
         keys, _ = codec.decode(codec.encode(came.keys, came.values, came.positions), came.positions)
         errors[aware] = float(np.square(q @ np.array(came.keys - keys)[0, 0].T).mean())
     assert errors[True] < 0.7 * errors[False]
+
+
+def test_a_codebook_that_a_command_line_names_is_the_one_that_codes(tmp_path: Path) -> None:
+    np.save(tmp_path / "book.npy", normal(256, 8))
+    (spec,) = parse_method(f"a2ats:codebook={tmp_path / 'book.npy'}")
+    codec = kv.get_method(spec.name, **spec.options).bind(LAYER)
+    held = quantiser(codec).book.codebook
+    np.testing.assert_array_equal(np.array(held)[0, 0], normal(256, 8).astype(np.float16))
+    with pytest.raises(kv.ConfigError, match="codebook"):
+        parse_method(f"a2ats:codebook={tmp_path / 'missing.npy'}")
