@@ -182,11 +182,15 @@ class CacheLaws(Subject):
         state = cache.state
         strange = [type(item).__name__ for item in _leaves(state) if not _savable(item)]
         require(not strange, f"the state holds {strange}")
+        before = [mx.array(x) for x in cache.keys_and_values()]
         try:
             other = type(cache).from_state(state)
+            restored = [mx.array(x) for x in other.keys_and_values()]
             feed(other, came.part(count, count + 40), [1, 39])
         except Exception as error:
             raise LawError(f"a restored cache does not go on: {error!r}") from error
+        for now, then in zip(restored, before, strict=True):
+            require_equal(now, then, "restored from its state")
         feed(cache, came.part(count, count + 40), [1, 39])
         require_same_cache(other, cache, came, "restored from its state")
 

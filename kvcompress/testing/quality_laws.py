@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from attrs import evolve
 from hypothesis import strategies as st
 
 from kvcompress.codec import Codes
@@ -111,6 +112,30 @@ class QualityLaws(Subject):
                 ours <= 1.5 * before + 0.02,
                 f"{part}: times 2**{power} has a relative error of {ours:.3g}, not {before:.3g}",
             )
+
+    @law(share=0.3)
+    def test_half_precision_is_coded_as_single(self, draw: Draw) -> None:
+        """A norm or a rotation computed in float16 overflows where its input does not."""
+        bound, seed = self.draw_bound(draw, layers(dtypes=("float16",))), draw(seeds(), "seed")
+        layer = evolve(bound.layer, dtype="float32")
+        single = Bound(bound.method, layer, bound.method.bind(layer))
+        kind = draw(st.sampled_from(("ordinary", "constant", "one huge channel")), "kind")
+        if kind == "ordinary":
+            came = tokens(bound.layer, 24, seed=seed)
+        else:
+            came = hostile_tokens(bound.layer, kind, 24, seed=seed)
+        queries, keys, values = (
+            x.astype(mx.float32) for x in (came.queries, came.keys, came.values)
+        )
+        wide = Tokens(queries, keys, values)
+        for got, wanted, x, part in zip(
+            decode(bound, came),
+            decode(single, wide),
+            (came.keys, came.values),
+            ("keys", "values"),
+            strict=True,
+        ):
+            require_same_decoding(got, wanted, x, f"{part}: {kind} in float16 and in float32")
 
     @law(share=0.2)
     def test_more_bits_distort_less(self, draw: Draw) -> None:

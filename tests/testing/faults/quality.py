@@ -8,7 +8,7 @@ import mlx.core as mx
 from attrs import evolve, frozen
 
 from kvcompress.codec import Codes, KVCodec
-from kvcompress.layers import Rotary
+from kvcompress.layers import LayerSpec, Rotary
 from kvcompress.stages.base import Coder, Fields
 from kvcompress.stages.rope import PreRope, Queries, RopePolicy
 from tests.testing.faults.plant import (
@@ -50,6 +50,17 @@ class ScaleSaturates(MaxAbs):
     def encode(self, z: mx.array) -> dict[str, mx.array]:
         fields = super().encode(z)
         return {**fields, "scale": mx.minimum(fields["scale"], 300.0)}
+
+
+@method_fault("test_half_precision_is_coded_as_single")
+@frozen(kw_only=True)
+class NormInTheLayersDtype(Sound):
+    def bind(self, layer: LayerSpec) -> KVCodec:
+        sound = Sound.bind(self, layer)
+        if layer.dtype != "float16":
+            return sound
+        coder = NormInFloat16(Grid(self.bits, layer.head_dim), layer.kv_heads)
+        return KVCodec(layer, evolve(sound.keys, coder=coder), sound.values, sound.rope)
 
 
 @method_fault("test_more_bits_distort_less")
