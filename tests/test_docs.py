@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -89,11 +91,44 @@ def test_local_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+@cache
+def defined_in(path: str) -> set[str]:
+    """The tests that a file defines, laws of the conformance kit among them."""
+    if not (ROOT / path).is_file():
+        return set()
+    nodes = ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    return {name for name in functions if name.startswith("test_")}
+
+
+def test_tests_are_found_where_they_are_and_nowhere_else() -> None:
+    assert "test_tests_are_found_where_they_are_and_nowhere_else" in defined_in(
+        "tests/test_docs.py"
+    )
+    assert "cells_of" not in defined_in("tests/test_docs.py")
+    assert "test_trim_is_never_having_seen" in defined_in("kvcompress/testing/cache_laws.py")
+    assert not defined_in("tests/no_such_file.py")
+
+
+def test_each_failure_has_a_test() -> None:
+    text = (ROOT / "docs" / "development" / "failures.md").read_text(encoding="utf-8")
+    rows = [cells for cells in map(cells_of, text.splitlines()) if len(cells) == 2]
+    failures = {what: tests for what, tests in rows if what not in ("failure", "---")}
+    assert len(failures) == 35
+    for what, tests in failures.items():
+        named = [test.strip("`") for test in tests.split(", ")]
+        assert named, what
+        for test in named:
+            assert re.fullmatch(r"(tests|kvcompress)/[\w/]+\.py::test_\w+", test), what
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_paths_of_tests_and_modules_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for path in re.findall(r"`((?:tests|benchmarks|docs)/[\w/.]+)`", text):
         assert (ROOT / path).exists(), f"{page.name}: {path}"
+    for path, name in re.findall(r"`((?:tests|kvcompress)/[\w/]+\.py)::(\w+)", text):
+        assert name in defined_in(path), f"{page.name}: {path}::{name}"
     for module in re.findall(r"`(kvcompress(?:\.[a-z_]+)+)", text):
         parts = module.split(".")
         found = any(
