@@ -21,7 +21,7 @@ from kvcompress.stages.rope import PostRope, PreRope, RopePolicy
 
 @frozen
 class Grid:
-    """``2**bits`` levels from -1 to 1."""
+    """``2**bits`` levels from -1 on, the last but one at 1; zero is among them."""
 
     bits: int
     dim: int
@@ -33,11 +33,11 @@ class Grid:
 
     @property
     def top(self) -> int:
-        return 2**self.bits - 1
+        return 2**self.bits - 2
 
     def encode(self, u: mx.array) -> mx.array:
-        steps = (mx.clip(u, -1.0, 1.0) + 1.0) * (self.top / 2)
-        return mx.round(steps).astype(mx.uint8)
+        steps = mx.round((u + 1.0) * (self.top / 2))
+        return mx.clip(steps, 0, self.top + 1).astype(mx.uint8)
 
     def decode(self, codes: mx.array) -> mx.array:
         return codes.astype(mx.float32) * (2 / self.top) - 1.0
