@@ -87,9 +87,7 @@ class Protocol:
         return [[*prefix, *ids[start : start + need]] for start in starts]
 
 
-QUICK: Final = Protocol(
-    name="quick", context=1024, windows=1, scored=384, retrieval=768, decode=8
-)
+QUICK: Final = Protocol(name="quick", context=1024, windows=1, scored=384, retrieval=768, decode=8)
 """Less than a minute a method on the embedded model: enough to tell methods apart."""
 
 STANDARD: Final = Protocol(name="standard", context=1024, windows=6, scored=256, retrieval=2048)
