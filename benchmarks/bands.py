@@ -104,9 +104,7 @@ def main() -> None:
                 tokenizer=loaded.tokenizer,
                 protocol=protocol,
                 metrics=METRICS,
-                workloads={},
                 reference=(Recording if options is None else Playback)(reference),
-                prompt=None,
             )
             make = method.make_cache
             found = evaluator.run(lambda make=make: make(loaded.model), windows).measures

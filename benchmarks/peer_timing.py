@@ -13,6 +13,7 @@ from attrs import frozen
 
 from kvcompress.cache.dispatch import NAME
 from kvcompress.cache.trace import trace
+from kvcompress.compare.evaluate import durations
 from kvcompress.compare.session import Session
 
 CHUNK = 64
@@ -101,12 +102,3 @@ def drawn(layer: Any, tokens: int, seed: int) -> tuple[mx.array, mx.array, mx.ar
     q, k, v = (mx.random.normal(shape, key=one) for shape, one in zip(shapes, key, strict=True))
     mx.eval(q, k, v)
     return q, k, v
-
-
-def durations(steps: Iterator[object]) -> Iterator[float]:
-    """Seconds that each item took to come."""
-    last = time.perf_counter()
-    for _ in steps:
-        now = time.perf_counter()
-        yield now - last
-        last = now

@@ -85,9 +85,7 @@ def measure(job: dict[str, Any], subject: Subject, answer: dict[str, Any]) -> No
         tokenizer=loaded.tokenizer,
         protocol=protocol,
         metrics=METRICS,
-        workloads={},
         reference=(Recording if subject.label == PLAIN else Playback)(Path(job["reference"])),
-        prompt=None,
     )
     measures, readings = answer["measures"], answer["readings"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from kvcompress.compare.memory import active_bytes, memory_measures
 from kvcompress.compare.metrics import Measures, Metric, Tally, finite
@@ -34,7 +34,7 @@ class Evaluation:
     readings: Measures
 
 
-@frozen(eq=False)
+@frozen(eq=False, kw_only=True)
 class Evaluator:
     """Runs a protocol on a model, whatever makes the caches.
 
@@ -43,8 +43,8 @@ class Evaluator:
         tokenizer: Its tokenizer.
         protocol: What to run.
         metrics: Per-token metrics by name.
-        workloads: Further tasks by name.
         reference: Full precision's log-probabilities.
+        workloads: Further tasks by name.
         prompt: The retrieval test, unless it is left out.
     """
 
@@ -52,9 +52,9 @@ class Evaluator:
     tokenizer: Any
     protocol: Protocol
     metrics: Mapping[str, Metric]
-    workloads: Mapping[str, Workload]
     reference: Reference
-    prompt: RetrievalPrompt | None
+    workloads: Mapping[str, Workload] = field(factory=dict)
+    prompt: RetrievalPrompt | None = None
 
     def run(
         self, make_caches: Callable[[], list[Any]], windows: Sequence[Sequence[int]]
@@ -106,12 +106,12 @@ class Evaluator:
         """Tokens a second from the median step, so that a hiccup of the machine counts little."""
         if not self.protocol.decode:
             return {}
-        durations = list(_durations(session.greedy(token, self.protocol.decode + 1)))
+        seconds = list(durations(session.greedy(token, self.protocol.decode + 1)))
         # The first step also pays for what is made once.
-        return {"decode_tokens_per_second": 1 / statistics.median(durations[1:])}
+        return {"decode_tokens_per_second": 1 / statistics.median(seconds[1:])}
 
 
-def _durations(steps: Iterator[object]) -> Iterator[float]:
+def durations(steps: Iterator[object]) -> Iterator[float]:
     """Seconds that each item took to come."""
     last = time.perf_counter()
     for _ in steps:
