@@ -16,6 +16,16 @@ _QWEN35 = {
         "mrope_section": [2, 1, 1],
     },
 }
+_LFM2 = {
+    "conv_bias": False,
+    "conv_L_cache": 3,
+    "block_dim": 64,
+    "block_ff_dim": 96,
+    "block_multiple_of": 16,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": False,
+    "full_attn_idxs": [1, 3],
+}
 HYBRID: dict[str, dict[str, Any]] = {
     "baichuan_m1": {
         "sliding_window_layers": [1, 3],
@@ -57,29 +67,13 @@ HYBRID: dict[str, dict[str, Any]] = {
         "mamba_expand": 2,
         "mamba_dt_rank": 4,
     },
-    "lfm2": {
-        "conv_bias": False,
-        "conv_L_cache": 3,
-        "block_dim": 64,
-        "block_ff_dim": 96,
-        "block_multiple_of": 16,
-        "block_ffn_dim_multiplier": 1.0,
-        "block_auto_adjust_ff_dim": False,
-        "full_attn_idxs": [1, 3],
-    },
+    "lfm2": _LFM2,
     "lfm2-vl": {
         "model_type": "lfm2-vl",
         "text_config": {
             **COMMON,
+            **_LFM2,
             "model_type": "lfm2",
-            "conv_bias": False,
-            "conv_L_cache": 3,
-            "block_dim": 64,
-            "block_ff_dim": 96,
-            "block_multiple_of": 16,
-            "block_ffn_dim_multiplier": 1.0,
-            "block_auto_adjust_ff_dim": False,
-            "full_attn_idxs": [1, 3],
         },
     },
     "lfm2_moe": {
