@@ -17,11 +17,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from kvcompress.compare import render
 from kvcompress.compare.calibrated import embedded_layer
 from kvcompress.compare.columns import COLUMNS
 from kvcompress.compare.fitted import fitted
 from kvcompress.compare.methods import method_of
-from kvcompress.compare.render import markdown, piped, title
+from kvcompress.compare.render import markdown, piped
 from kvcompress.compare.report import Report, Row
 from kvcompress.compare.score_render import markdown as score_markdown
 from kvcompress.compare.score_report import ScoreReport, ScoreRow
@@ -56,10 +57,7 @@ def quality(name: str) -> str:
     report = _report(name)
     titles = ("coded", "KL", "ΔNLL", "top-1", "recall", "copy")
     columns = [column for column in COLUMNS if column.title in titles]
-    lines = [f"**{title(report)}**", "", piped(("method", *titles))]
-    lines.append(piped(("---", *["---:" for _ in titles])))
-    for row in report.rows:
-        lines.append(piped((f"`{row.method}`", *(column.cell(row) for column in columns))))
+    lines = render.markdown_table(report, columns)
     command = report.provenance["command"]
     return "\n".join([*lines, "", f"Measured here, on two CPU cores: `{command}`"]) + "\n"
 

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from kvcompress.compare.columns import TOKENS_A_SECOND, columns_of
+from kvcompress.compare.columns import TOKENS_A_SECOND, Column, columns_of
 from kvcompress.compare.report import Report
 
 if TYPE_CHECKING:
@@ -40,15 +40,20 @@ def print_table(report: Report, console: Console) -> None:
 
 def markdown(report: Report) -> str:
     """The table as Markdown, with title and legend."""
-    columns = columns_of(report)
+    lines = markdown_table(report, columns_of(report))
+    lines += ["", *(f"- `{row.method}` failed: {row.error}" for row in report.failed)]
+    lines += [f"- {line}" for line in legend(report)]
+    return "\n".join(lines) + "\n"
+
+
+def markdown_table(report: Report, columns: Sequence[Column]) -> list[str]:
+    """The title and some columns of all rows, line by line."""
     head = ("method", *(column.title for column in columns))
     lines = [f"**{title(report)}**", "", piped(head), piped(["---", *["---:" for _ in columns]])]
     lines += [
         piped([f"`{row.method}`", *(column.cell(row) for column in columns)]) for row in report.rows
     ]
-    lines += ["", *(f"- `{row.method}` failed: {row.error}" for row in report.failed)]
-    lines += [f"- {line}" for line in legend(report)]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def csv_text(report: Report) -> str:
