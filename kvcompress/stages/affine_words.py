@@ -64,9 +64,9 @@ class AffineWords:
 
     def scores(self, q: mx.array, words: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
         """``(B, H, M, dim)`` float32 queries against the rows: ``(B, H, M, T)``."""
-        if self.kernel_group and not on_cpu():
+        if self._reads_words:
             return self._kernel(q, words, scales, biases, transpose=True)
-        if self._decodes(q):
+        if not self.widens(q):
             return q @ self.decode(words, scales, biases).swapaxes(-1, -2)
         totals = q.sum(axis=-1, keepdims=True)
         return self.products(q, words) * scales.swapaxes(-1, -2) + totals * biases.swapaxes(-1, -2)
@@ -75,9 +75,9 @@ class AffineWords:
         self, weights: mx.array, words: mx.array, scales: mx.array, biases: mx.array
     ) -> mx.array:
         """``(B, H, M, T)`` float32 weights over the rows: ``(B, H, M, dim)``."""
-        if self.kernel_group and not on_cpu():
+        if self._reads_words:
             return self._kernel(weights, words, scales, biases, transpose=False)
-        if self._decodes(weights):
+        if not self.widens(weights):
             return weights @ self.decode(words, scales, biases)
         sums = self.sums(weights * scales.swapaxes(-1, -2), words)
         return sums + weights @ biases.astype(mx.float32)
@@ -98,9 +98,13 @@ class AffineWords:
     def _planes(self, words: mx.array) -> list[mx.array]:
         return [plane.astype(mx.float32) for plane in byte_planes(words, self.bits, self.dim)]
 
-    def _decodes(self, rows: mx.array) -> bool:
-        """Whether to scale the tokens' channels: with few rows their products are fewer."""
-        return self.groups > 1 or rows.shape[2] > self.dim
+    def widens(self, rows: mx.array) -> bool:
+        """Whether to scale what rows make of the codes: where they are few it is less."""
+        return not self._reads_words and self.groups == 1 and rows.shape[2] <= self.dim
+
+    @property
+    def _reads_words(self) -> bool:
+        return self.kernel_group > 0 and not on_cpu()
 
     def _codes(self, words: mx.array) -> mx.array:
         return unpack(words, self.bits, self.dim).astype(mx.float32)

@@ -8,7 +8,7 @@ import mlx.core as mx
 from attrs import field, frozen
 
 from kvcompress.schema import Field
-from kvcompress.stages.affine_words import AffineWords, on_cpu
+from kvcompress.stages.affine_words import AffineWords
 from kvcompress.stages.base import Quantiser
 from kvcompress.stages.levels import LloydMaxLevels, UniformLevels
 from kvcompress.stages.pack import pack, unpack, words
@@ -68,22 +68,18 @@ class _UniformPlane:
         return self.quantiser.decode(unpack(packed, self.quantiser.bits, self.quantiser.dim))
 
     def scores(self, q: mx.array, packed: mx.array, gain: mx.array) -> mx.array:
-        if not self._widens(q):
+        if not self._words.widens(q):
             return self._words.scores(q, packed, *self._affine(gain))
         products = self._words.products(q * self.quantiser.step, packed)
         lowest = q.sum(axis=-1, keepdims=True) * self.quantiser.lowest
         return (products + lowest) * gain.swapaxes(-1, -2)
 
     def mix(self, weights: mx.array, packed: mx.array, gain: mx.array) -> mx.array:
-        if not self._widens(weights):
+        if not self._words.widens(weights):
             return self._words.mix(weights, packed, *self._affine(gain))
         weights = weights * gain.swapaxes(-1, -2)
         lowest = weights.sum(axis=-1, keepdims=True) * self.quantiser.lowest
         return self._words.sums(weights, packed) * self.quantiser.step + lowest
-
-    def _widens(self, rows: mx.array) -> bool:
-        """Whether the gain and the grid are cheaper put on what few rows make of the codes."""
-        return on_cpu() and rows.shape[2] <= self.quantiser.dim
 
     def _affine(self, gain: mx.array) -> tuple[mx.array, mx.array]:
         return gain * self.quantiser.step, gain * self.quantiser.lowest
