@@ -8,14 +8,14 @@ twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Final
 
 import mlx.core as mx
 import numpy as np
 
-from kvcompress.layers import Rotary
+from kvcompress.layers import Positions, Rotary
 from kvcompress.stages.pairs import turn_pairs
 
 PIECE: Final = 4096
@@ -37,6 +37,19 @@ def turned(x: mx.array, rotary: Rotary, rests: slice | mx.array) -> mx.array:
     table = phases(rotary)[rests]
     half = rotary.dims // 2
     return turn_pairs(x, rotary, table[:, :half], table[:, half:])
+
+
+def all_at(turn: Callable[[mx.array, Positions], mx.array], x: mx.array, position: int) -> mx.array:
+    """Rows ``(B, H, M, D)``, all turned by one position.
+
+    Args:
+        turn: A rotation's ``rotate`` or ``unrotate``.
+        x: The rows.
+        position: How far.
+    """
+    B, H, M, D = x.shape
+    rows = turn(x.reshape(B, H * M, 1, D), range(position, position + 1))
+    return rows.reshape(B, H, M, D)
 
 
 @lru_cache(maxsize=16)

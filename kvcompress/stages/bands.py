@@ -15,8 +15,8 @@ Band = tuple[int, int]
 def bands_between(first: int, growth: float, low: int, high: int) -> tuple[Band, ...]:
     """Bands ``[start, stop)`` of distance that meet ``[low, high)``, nearest first.
 
-    Band 0 ends at ``first``, and each further one is ``growth`` times as long as what lies before
-    it: where a band begins depends on neither ``low`` nor ``high``.
+    Band 0 ends at ``first``, and each further one at ``growth`` times where it begins: that depends
+    on neither ``low`` nor ``high``.
     """
     out, start = [], max(1, first)
     stop = start

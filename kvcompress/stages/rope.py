@@ -13,7 +13,7 @@ import mlx.core as mx
 from attrs import frozen
 
 from kvcompress.layers import Positions, Rotary
-from kvcompress.stages.anchors import pieces, turned
+from kvcompress.stages.anchors import all_at, pieces, turned
 from kvcompress.stages.base import Coder, Fields, Transform
 from kvcompress.stages.centre import mean_scores, rotated
 
@@ -171,14 +171,6 @@ class PreRope(Unrotated):
         for anchor, first, last in pieces(positions):
             here = keys[:, :, first - positions.start : last - positions.start]
             here = turned(here, rotary, slice(first - anchor, last - anchor))
-            out.append(_turned_back(queries.raw, rotary, anchor) @ here.swapaxes(-1, -2))
+            q = all_at(rotary.unrotate, queries.raw, anchor) if anchor else queries.raw
+            out.append(q @ here.swapaxes(-1, -2))
         return out[0] if len(out) == 1 else mx.concatenate(out, axis=-1)
-
-
-def _turned_back(q: mx.array, rotary: Rotary, anchor: int) -> mx.array:
-    """Queries ``(B, H, M, D)``, all turned back by one position."""
-    if not anchor:
-        return q
-    B, H, M, D = q.shape
-    rows = rotary.unrotate(q.reshape(B, H * M, 1, D), range(anchor, anchor + 1))
-    return rows.reshape(B, H, M, D)

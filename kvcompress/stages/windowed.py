@@ -8,6 +8,7 @@ import mlx.core as mx
 from attrs import frozen
 
 from kvcompress.layers import Rotary
+from kvcompress.stages.anchors import all_at
 from kvcompress.stages.bands import Band, band_of_tokens, bands_between, mean_rotations
 from kvcompress.stages.base import BandCoder, Coder, Fields, Transform
 from kvcompress.stages.pairs import turn_pairs
@@ -91,10 +92,10 @@ class WindowedRope(Unrotated):
         if len(places) == 1 and isinstance(coder, BandCoder):
             band = band_of_tokens(bands, places.start, positions)
             whole = coder.band_scores(q, fields, band)
+            if whole is not None and of_mean is not None:
+                whole = whole + mx.take(of_mean.squeeze(-1).swapaxes(2, 3), band, axis=-1)
             if whole is not None:
-                if of_mean is None:
-                    return whole
-                return whole + mx.take(of_mean.squeeze(-1).swapaxes(2, 3), band, axis=-1)
+                return whole
         parts: list[_Part] = []
         for place, (start, stop) in enumerate(bands):
             begin = max(0, places.start - stop + 1 - positions.start)
@@ -108,12 +109,10 @@ class WindowedRope(Unrotated):
 
     def _turned(self, q: mx.array, rotary: Rotary | None, bands: tuple[Band, ...]) -> mx.array:
         """The queries ``(B, H, M, D)`` as each band meets them, ``(B, H, n, M, D)``."""
-        B, H, M, D = q.shape
         if rotary is None:
             return q[:, :, None]
         if self.constant is not None:
-            place = range(self.constant, self.constant + 1)
-            return rotary.rotate(q.reshape(B, H * M, 1, D), place).reshape(B, H, 1, M, D)
+            return all_at(rotary.rotate, q, self.constant)[:, :, None]
         real, imaginary = mean_rotations(rotary, bands)
         return turn_pairs(q[:, :, None], rotary, real[:, None], imaginary[:, None])
 
