@@ -88,13 +88,13 @@ class Protocol:
 
 
 QUICK: Final = Protocol(name="quick", context=1024, windows=1, scored=384, retrieval=768, decode=8)
-"""Less than a minute a method on the embedded model: enough to tell methods apart."""
+"""One stretch of text and a short look-up test: enough to tell methods apart."""
 
 STANDARD: Final = Protocol(name="standard", context=1024, windows=6, scored=256, retrieval=2048)
 """Some minutes a method: six stretches of text, for numbers to quote."""
 
 LONG: Final = Protocol(name="long", context=4096, windows=2, scored=768, retrieval=4096)
-"""Ten minutes a method: what far tokens are worth."""
+"""Two stretches far longer than any window: what far tokens are worth."""
 
 PROTOCOLS: Final = {protocol.name: protocol for protocol in (QUICK, STANDARD, LONG)}
 """Every protocol by name."""
