@@ -153,11 +153,11 @@ def _total(terms: Float64) -> float:
 def _plus_plus(grid: Float64, weights: Float64, draws: Float64) -> Float64:
     """First centroids: each a point drawn in proportion to its squared distance to the others.
 
-    Of many points, from some that are spread evenly over them.
+    Of many points that have any weight, from some that are spread evenly over them.
     """
-    most = _DRAWN_FROM * len(draws)
-    if len(grid) > most:
-        some = np.arange(most) * len(grid) // most
+    most, some = _DRAWN_FROM * len(draws), np.flatnonzero(weights)
+    if len(some) > most:
+        some = some[np.arange(most) * len(some) // most]
         grid, weights = grid[some], weights[some]
     squares = np.square(grid).sum(axis=1)
     nearest = np.ones(len(grid))
