@@ -7,14 +7,18 @@ sequence's own first coded tokens, frozen and kept with the sequence (``sequence
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import lru_cache
+
 import mlx.core as mx
 import numpy as np
 from attrs import field, frozen
 
 from kvcompress.layers import Positions, Rotary
-from kvcompress.stages.anchors import PIECE, phases, pieces, turned
-from kvcompress.stages.pairs import split_pairs
+from kvcompress.stages.pairs import split_pairs, turn_pairs
 from kvcompress.stages.shared import shared_table
+
+_PIECE = 4096  # positions from one anchor to the next, and rows of the table of phases
 
 
 @frozen(eq=False)
@@ -70,8 +74,9 @@ def fixed_centre(mean: np.ndarray | mx.array) -> Centre:
 def rotated(mean: mx.array, rotary: Rotary | None, positions: Positions) -> mx.array:
     """A head's mean as the keys at ``positions`` bear it.
 
-    By anchors (:mod:`kvcompress.stages.anchors`), so that encoding, decoding and scores all mean
-    the same vector.
+    MLX rounds the phase of a far position by its own way at every position. Here a position is an
+    anchor, a multiple of ``_PIECE``, and an exact rest, so that encoding, decoding and scores
+    all mean the same vector however tokens are cut into runs.
 
     Args:
         mean: ``(B, H, 1, D)`` float32, unrotated.
@@ -87,13 +92,13 @@ def rotated(mean: mx.array, rotary: Rotary | None, positions: Positions) -> mx.a
         places = np.asarray(positions, dtype=np.int64)
         B, H, _, D = mean.shape
         spread = mx.broadcast_to(mean, (B, H, len(places), D))
-        anchors = rotary.rotate(spread, (places - places % PIECE).tolist())
-        return turned(anchors, rotary, mx.array(places % PIECE))
-    parts = [
-        turned(_anchored(mean, rotary, anchor), rotary, slice(first - anchor, last - anchor))
-        for anchor, first, last in pieces(positions)
+        anchors = rotary.rotate(spread, (places - places % _PIECE).tolist())
+        return _turned(anchors, rotary, mx.array(places % _PIECE))
+    pieces = [
+        _turned(_anchored(mean, rotary, anchor), rotary, slice(first - anchor, last - anchor))
+        for anchor, first, last in _pieces(positions)
     ]
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+    return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=2)
 
 
 def mean_scores(q: mx.array, mean: mx.array, rotary: Rotary | None, positions: range) -> mx.array:
@@ -116,19 +121,44 @@ def mean_scores(q: mx.array, mean: mx.array, rotary: Rotary | None, positions: r
         return q @ mean.swapaxes(-1, -2)
     q_first, q_second, q_rest = split_pairs(q, rotary)
     out = []
-    for anchor, first, last in pieces(positions):
+    for anchor, first, last in _pieces(positions):
         at_anchor = _anchored(mean, rotary, anchor)
         m_first, m_second, m_rest = split_pairs(at_anchor, rotary)
         waves = mx.concatenate(
             [q_first * m_first + q_second * m_second, q_second * m_first - q_first * m_second],
             axis=-1,
         )
-        scores = waves @ phases(rotary)[first - anchor : last - anchor].T
+        scores = waves @ _phases(rotary)[first - anchor : last - anchor].T
         if rotary.dims < q.shape[-1]:
             scores = scores + q_rest @ m_rest.swapaxes(-1, -2)
         out.append(scores)
     return out[0] if len(out) == 1 else mx.concatenate(out, axis=-1)
 
 
+def _pieces(positions: range) -> Iterator[tuple[int, int, int]]:
+    """Cut a run at the anchors: the anchor, the first position and the one after the last."""
+    start = positions.start
+    while start < positions.stop:
+        anchor = start - start % _PIECE
+        stop = min(positions.stop, anchor + _PIECE)
+        yield anchor, start, stop
+        start = stop
+
+
 def _anchored(mean: mx.array, rotary: Rotary, anchor: int) -> mx.array:
     return rotary.rotate(mean, range(anchor, anchor + 1)) if anchor else mean
+
+
+def _turned(anchored: mx.array, rotary: Rotary, rests: slice | mx.array) -> mx.array:
+    phases = _phases(rotary)[rests]
+    half = rotary.dims // 2
+    return turn_pairs(anchored, rotary, phases[:, :half], phases[:, half:])
+
+
+@lru_cache(maxsize=16)
+def _phases(rotary: Rotary) -> mx.array:
+    """``[cos(d t), sin(d t)]`` for ``0 <= d < _PIECE``: ``(_PIECE, dims)`` float32."""
+    turns = np.arange(_PIECE, dtype=np.float64)[:, None] * rotary.angles
+    table = mx.array(np.concatenate([np.cos(turns), np.sin(turns)], axis=1).astype(np.float32))
+    mx.eval(table)
+    return table

@@ -13,7 +13,6 @@ import mlx.core as mx
 from attrs import frozen
 
 from kvcompress.layers import Positions, Rotary
-from kvcompress.stages.anchors import all_at, pieces, turned
 from kvcompress.stages.base import Coder, Fields, Transform
 from kvcompress.stages.centre import mean_scores, rotated
 
@@ -158,19 +157,9 @@ class PreRope(Unrotated):
         transform: Transform,
         rotary: Rotary | None,
     ) -> mx.array:
-        """Decode once a KV head, rotate, one product; from the codes where nothing rotates.
-
-        Keys are turned by the rest of their positions alone, and the query back by the anchor.
-        """
+        """Decode once a KV head, rotate, one product; from the codes where nothing rotates."""
         if rotary is None:
             scores = coder.scores(queries.mapped, fields)
             return scores if mean is None else scores + queries.raw @ mean.swapaxes(-1, -2)
-        keys = transform.inverse(coder.decode(fields))
-        keys = keys if mean is None else keys + mean
-        out = []
-        for anchor, first, last in pieces(positions):
-            here = keys[:, :, first - positions.start : last - positions.start]
-            here = turned(here, rotary, slice(first - anchor, last - anchor))
-            q = all_at(rotary.unrotate, queries.raw, anchor) if anchor else queries.raw
-            out.append(q @ here.swapaxes(-1, -2))
-        return out[0] if len(out) == 1 else mx.concatenate(out, axis=-1)
+        keys = self.from_code(transform.inverse(coder.decode(fields)), mean, rotary, positions)
+        return queries.raw @ keys.swapaxes(-1, -2)

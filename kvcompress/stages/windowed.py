@@ -8,7 +8,6 @@ import mlx.core as mx
 from attrs import frozen
 
 from kvcompress.layers import Rotary
-from kvcompress.stages.anchors import all_at
 from kvcompress.stages.bands import Band, band_of_tokens, bands_between, mean_rotations
 from kvcompress.stages.base import BandCoder, Coder, Fields, Transform
 from kvcompress.stages.pairs import turn_pairs
@@ -112,7 +111,9 @@ class WindowedRope(Unrotated):
         if rotary is None:
             return q[:, :, None]
         if self.constant is not None:
-            return all_at(rotary.rotate, q, self.constant)[:, :, None]
+            B, H, M, D = q.shape
+            place = range(self.constant, self.constant + 1)
+            return rotary.rotate(q.reshape(B, H * M, 1, D), place).reshape(B, H, 1, M, D)
         real, imaginary = mean_rotations(rotary, bands)
         return turn_pairs(q[:, :, None], rotary, real[:, None], imaginary[:, None])
 
