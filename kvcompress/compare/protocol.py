@@ -87,7 +87,7 @@ class Protocol:
         return [[*prefix, *ids[start : start + need]] for start in starts]
 
 
-QUICK: Final = Protocol(name="quick", context=1024, windows=1, scored=384, retrieval=768, decode=8)
+QUICK: Final = Protocol(name="quick", context=1024, windows=1, scored=512, retrieval=1024)
 """One stretch of text and a short look-up test: enough to tell methods apart."""
 
 STANDARD: Final = Protocol(name="standard", context=1024, windows=6, scored=256, retrieval=2048)
