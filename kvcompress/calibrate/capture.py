@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import mlx.core as mx
+from threadpoolctl import ThreadpoolController
 
 from kvcompress.cache.dispatch import install
 from kvcompress.cache.native import native_caches
@@ -52,17 +53,20 @@ def record(
     chosen_queries = choose_rows(lengths, QUERY_TOKENS, skip=SKIP, seed=seed)
     done, total = 0, sum(lengths)
     lease = install(model)
+    # NumPy's wheels bring a BLAS whose idle threads would take the cores from MLX's own.
+    numpy_blas = ThreadpoolController().select(prefix="libscipy_openblas")
     try:
-        for window, rows, query_rows in zip(windows, chosen, chosen_queries, strict=True):
-            if progress:
-                progress("recording", done, total)
-            caches = native_caches(model)
-            for index, recorder in recorders.items():
-                caches[index] = RecordingCache(caches[index], recorder, rows, query_rows)
-            # Recording computes each layer as it is reached; the logits stay lazy and are dropped.
-            for start in range(0, len(window), CHUNK):
-                model(mx.array(window[start : start + CHUNK])[None], cache=caches)
-            done += len(window)
+        with numpy_blas.limit(limits=1):
+            for window, rows, query_rows in zip(windows, chosen, chosen_queries, strict=True):
+                if progress:
+                    progress("recording", done, total)
+                caches = native_caches(model)
+                for index, recorder in recorders.items():
+                    caches[index] = RecordingCache(caches[index], recorder, rows, query_rows)
+                # Recording computes each layer as it is reached; the logits stay lazy, unused.
+                for start in range(0, len(window), CHUNK):
+                    model(mx.array(window[start : start + CHUNK])[None], cache=caches)
+                done += len(window)
     finally:
         lease.release()
     if progress:
