@@ -59,6 +59,13 @@ def compare(
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds after which a row counts as hung.")
     ] = TIMEOUT,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Rows to measure at a time, in memory each with its model; what is timed runs "
+            "alone. By default 2 of the embedded model on a CPU, else 1."
+        ),
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -103,6 +110,7 @@ def compare(
                 "--context": context is not None,
                 "--calibration": calibration is not None,
                 "--timeout": timeout != TIMEOUT,
+                "--jobs": jobs is not None,
             }
         )
         if RECORDED not in workload:
@@ -130,6 +138,7 @@ def compare(
             protocol=_protocol(protocol, context),
             calibration=None if calibration is None else str(calibration),
             row_seconds=timeout,
+            jobs=jobs,
             command=command,
             observer=Progress(),
         )

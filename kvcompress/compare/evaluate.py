@@ -18,6 +18,7 @@ from kvcompress.compare.protocol import Protocol
 from kvcompress.compare.reference import Reference
 from kvcompress.compare.retrieval import retrieval
 from kvcompress.compare.session import Session
+from kvcompress.compare.turns import ALONE, Turns
 from kvcompress.text import RetrievalPrompt
 
 
@@ -46,6 +47,7 @@ class Evaluator:
         reference: Full precision's log-probabilities.
         workloads: Further tasks by name.
         prompt: The retrieval test, unless it is left out.
+        turns: Where other rows are measured at the same time.
     """
 
     model: Any
@@ -55,6 +57,7 @@ class Evaluator:
     reference: Reference
     workloads: Mapping[str, Workload] = field(factory=dict)
     prompt: RetrievalPrompt | None = None
+    turns: Turns = ALONE
 
     def run(
         self, make_caches: Callable[[], list[Any]], windows: Sequence[Sequence[int]]
@@ -90,7 +93,7 @@ class Evaluator:
         return Evaluation({**tally.summary(), **measures}, readings)
 
     def _session(self, caches: list[Any]) -> Session:
-        return Session(self.model, caches, self.protocol.chunk)
+        return Session(self.model, caches, self.protocol.chunk, self.turns)
 
     def _score(self, session: Session, window: Sequence[int], tally: Tally) -> None:
         first = self.protocol.context
@@ -106,7 +109,8 @@ class Evaluator:
         """Tokens a second from the median step, so that a hiccup of the machine counts little."""
         if not self.protocol.decode:
             return {}
-        seconds = list(durations(session.greedy(token, self.protocol.decode + 1)))
+        with self.turns.alone():
+            seconds = list(durations(session.greedy(token, self.protocol.decode + 1)))
         # The first step also pays for what is made once.
         return {"decode_tokens_per_second": 1 / statistics.median(seconds[1:])}
 

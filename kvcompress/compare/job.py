@@ -26,6 +26,8 @@ class Job:
         protocol: What to run.
         reference: File of full precision's log-probabilities.
         record: Whether this row is full precision and writes that file.
+        jobs: Rows that are measured at the same time.
+        turns: File that they lock in turns.
     """
 
     method: str
@@ -36,6 +38,8 @@ class Job:
     protocol: Protocol
     reference: str
     record: bool
+    jobs: int = 1
+    turns: str = ""
 
     def save(self, path: Path) -> None:
         """Write the job to a file."""

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Progress(Observer):
-    """A line for each row that is done; on a terminal, a spinner beside the one being measured."""
+    """A line for each row that is done; on a terminal, a spinner beside those being measured."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._status = self._console.status("")
         self._total = 0
         self._done = 0
-        self._since = 0.0
+        self._since: dict[str, float] = {}  # of the rows being measured
 
     def begin(self, labels: Sequence[str]) -> None:
         """Remember how many rows there will be."""
@@ -37,18 +37,22 @@ class Progress(Observer):
         return told()
 
     def row_starts(self, label: str) -> None:
-        """Show which row is being measured."""
-        self._since = time.perf_counter()
-        if self._console.is_terminal:
-            self._status.update(Text(f"{self._done + 1}/{self._total} {label}"))
-            self._status.start()
+        """Show which rows are being measured."""
+        self._since[label] = time.perf_counter()
+        self._show()
 
     def row_ends(self, row: Row) -> None:
         """Say how the row went, with its divergence: a run that is cut short leaves that."""
         self._status.stop()
         self._done += 1
-        seconds = time.perf_counter() - self._since
+        seconds = time.perf_counter() - self._since.pop(row.method)
         kl = row.value("kl")
         how = row.error or f"{seconds:.0f} s" + ("" if kl is None else f", KL {kl:.4f}")
         style = "red" if row.error else "dim"
         self._console.print(Text(f"{self._done}/{self._total} {row.method}: {how}", style=style))
+        self._show()
+
+    def _show(self) -> None:
+        if self._since and self._console.is_terminal:
+            self._status.update(Text(f"{self._done}/{self._total} done: {', '.join(self._since)}"))
+            self._status.start()

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +24,7 @@ from kvcompress.compare.methods import expand
 from kvcompress.compare.protocol import QUICK, Protocol
 from kvcompress.compare.provenance import distributions, file_identity, machine, versions
 from kvcompress.compare.report import Report, Row
+from kvcompress.compare.turns import check_jobs, default_jobs
 from kvcompress.errors import KVCompressError
 from kvcompress.models.embedded import NAME as EMBEDDED
 from kvcompress.models.embedded import ensure_demo_model
@@ -75,6 +78,7 @@ def compare(
     protocol: Protocol = QUICK,
     calibration: str | None = None,
     row_seconds: float = ROW_SECONDS,
+    jobs: int | None = None,
     command: str = "",
     observer: Observer | None = None,
 ) -> Report:
@@ -94,16 +98,21 @@ def compare(
         protocol: What to run.
         calibration: Path of a calibration file, for the methods that take one.
         row_seconds: Time that a row may take.
+        jobs: Rows to measure at a time; what they time, each does alone. By default two of the
+            embedded model on a CPU, whose cores one row does not fill, else one.
         command: The command line, for the record.
         observer: Told as rows start and end.
 
     Raises:
-        ConfigError: A method's words are not legal, or text and model are too short for the
-            protocol.
+        ConfigError: A method's words or ``jobs`` are not legal, or text and model are too short
+            for the protocol.
         KVCompressError: The full-precision row failed, without which there is no comparison.
     """
     prefer_openblas()  # before anything imports mlx: calibrations are made in this process
     observer = observer or Observer()
+    if jobs is None:
+        jobs = default_jobs(model)
+    check_jobs(jobs)
     started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
     calibrated_by = _of_file(calibration)
     specs = expand((*YARDSTICKS, *methods), calibration)
@@ -116,9 +125,11 @@ def compare(
         scratch = Path(folder)
         own = str(scratch / "calibration.safetensors")
         made = Made()
+        telling = threading.Lock()  # observers are told one thing at a time
 
         def measured(label: str) -> Answer:
-            observer.row_starts(label)
+            with telling:
+                observer.row_starts(label)
             if label in made.errors:
                 answer = Answer(Row(label, error=made.errors[label]))
             else:
@@ -131,9 +142,12 @@ def compare(
                     protocol=protocol,
                     reference=str(scratch / "reference.f32"),
                     record=label == FULL_PRECISION,
+                    jobs=jobs,
+                    turns=str(scratch / "turns"),
                 )
                 answer = run_job(job, scratch, row_seconds)
-            observer.row_ends(answer.row)
+            with telling:
+                observer.row_ends(answer.row)
             return answer
 
         full = measured(FULL_PRECISION)
@@ -144,7 +158,11 @@ def compare(
         if made.calibration is not None:
             made.calibration.save(own)
             calibrated_by = description(made.calibration)
-        rows = [full.row, *(measured(label).row for label in labels[1:])]
+        pool = ThreadPoolExecutor(jobs)
+        try:
+            rows = [full.row, *(answer.row for answer in pool.map(measured, labels[1:]))]
+        finally:
+            pool.shutdown(cancel_futures=True)
     subject = dict(full.subject)
     added = subject.pop("added")
     provenance = {
@@ -178,9 +196,9 @@ def _of_file(path: str | None) -> dict[str, Any] | None:
 
 def run_job(job: Job, scratch: Path, seconds: float) -> Answer:
     """Run one job in a fresh process; whatever goes wrong becomes the answer's row."""
-    job_path, answer_path = scratch / "job.json", scratch / "answer.json"
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    job_path, answer_path = folder / "job.json", folder / "answer.json"
     job.save(job_path)
-    answer_path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "kvcompress.compare.worker", str(job_path), str(answer_path)]
     try:
         done = subprocess.run(

@@ -10,6 +10,8 @@ import mlx.core as mx
 import numpy as np
 from attrs import frozen
 
+from kvcompress.compare.turns import ALONE, Turns
+
 if TYPE_CHECKING:
     from kvcompress.compare.metrics import LogProbs
 
@@ -22,17 +24,20 @@ class Session:
         model: An mlx-lm model.
         caches: Its list of caches, which grow as tokens are read.
         chunk: Tokens read at a time by :meth:`prefill`.
+        turns: Where other sequences are read by other processes.
     """
 
     model: Any
     caches: list[Any]
     chunk: int
+    turns: Turns = ALONE
 
     def prefill(self, ids: Sequence[int]) -> None:
         """Read tokens in chunks, as mlx-lm does: only what the caches keep is computed."""
         for start in range(0, len(ids), self.chunk):
-            self._forward(ids[start : start + self.chunk])
-            self.settle()
+            with self.turns.together():
+                self._forward(ids[start : start + self.chunk])
+                self.settle()
 
     def log_probs(self, ids: Sequence[int], step: int) -> Iterator[LogProbs]:
         """Read tokens ``step`` at a time.
@@ -46,9 +51,10 @@ class Session:
             of its tokens.
         """
         for start in range(0, len(ids), step):
-            logits = self._forward(ids[start : start + step])[0].astype(mx.float32)
-            log_probs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-            mx.eval(log_probs, [cache.state for cache in self.caches])
+            with self.turns.together():
+                logits = self._forward(ids[start : start + step])[0].astype(mx.float32)
+                log_probs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+                self.settle(log_probs)
             yield np.array(log_probs)
 
     def predictions(self, ids: Sequence[int], count: int, step: int) -> LogProbs:
@@ -65,7 +71,7 @@ class Session:
 
     def branch(self) -> Session:
         """A session that goes on from here and leaves this one as it is."""
-        return Session(self.model, copy.deepcopy(self.caches), self.chunk)
+        return Session(self.model, copy.deepcopy(self.caches), self.chunk, self.turns)
 
     def settle(self, *arrays: mx.array) -> None:
         """Compute what the caches keep, and ``arrays``."""

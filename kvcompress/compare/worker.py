@@ -51,6 +51,7 @@ def measure(job: Job) -> Answer:
     from kvcompress.compare.plugins import added_metrics, added_workloads
     from kvcompress.compare.positions import check_positions
     from kvcompress.compare.reference import Playback, Recording
+    from kvcompress.compare.turns import Turns, share_of_cores
     from kvcompress.models import load_model
     from kvcompress.text import encode, load_text
 
@@ -78,8 +79,10 @@ def measure(job: Job) -> Answer:
         workloads=workloads,
         reference=(Recording if job.record else Playback)(Path(job.reference)),
         prompt=prompt,
+        turns=Turns(Path(job.turns) if job.jobs > 1 else None),
     )
-    outcome = evaluator.run(lambda: method.make_cache(loaded.model), windows)
+    with share_of_cores(job.jobs):
+        outcome = evaluator.run(lambda: method.make_cache(loaded.model), windows)
     return Answer(
         Row(job.method, config_of(method), measures=outcome.measures, readings=outcome.readings),
         {

@@ -221,11 +221,17 @@ def soft_sums(points: Float64, stage: Stage, temperature: float) -> Sums:
 def hard_sums(points: Float64, a: Rows, b: Rows, entries: int) -> Sums:
     """The sums with each point wholly at one centre."""
     joint = np.bincount(a * entries + b, minlength=entries**2).astype(np.float64)
-    direct, turned = (
-        np.array([np.bincount(side, channel, entries) for channel in points.T], dtype=np.float64).T
-        for side in (a, b)
-    )
+    direct, turned = (_summed(points, side, entries) for side in (a, b))
     return Sums(joint.reshape(entries, entries), direct, turned, len(points))
+
+
+def _summed(points: Float64, side: Rows, entries: int) -> Float64:
+    """The sum of each entry's points, ``(N, D)``, added in order."""
+    order = np.argsort(side, kind="stable")
+    used, starts = np.unique(side[order], return_index=True)
+    sums = np.zeros((entries, points.shape[1]))
+    sums[used] = np.add.reduceat(points[order], starts)
+    return sums
 
 
 def maximised(sums: Sums, stage: Stage) -> Stage:

@@ -181,8 +181,10 @@ def _assign(grid: Float64, centroids: Float64) -> tuple[Rows, Float64]:
     rows = max(1, _CHUNK_BYTES // (8 * count))
     labels = np.empty(len(grid), dtype=np.intp)
     distances = np.square(grid).sum(axis=1)
+    room = np.empty((min(rows, len(grid)), count))  # new memory costs more than what fills it
     for start in range(0, len(grid), rows):
-        chunk = padded[start : start + rows] @ table
+        part = padded[start : start + rows]
+        chunk = np.matmul(part, table, out=room[: len(part)])
         best = chunk.argmin(axis=1)
         labels[start : start + rows] = best
         distances[start : start + rows] += chunk[np.arange(len(best)), best]
