@@ -40,7 +40,7 @@ FULL_PRECISION: Final = "fp16"
 YARDSTICKS: Final = (FULL_PRECISION, "affine:bits=4")
 """Rows of every comparison."""
 
-DEFAULT_METHODS: Final = ("turboquant:bits=4", "vecinfer", "commvq", "a2ats")
+DEFAULT_METHODS: Final = ("turboquant:bits=4", "vecinfer", "commvq:bits=1", "a2ats")
 """What a comparison runs beside the yardsticks when no method is named.
 
 All methods, but one row each: the first run makes their calibrations, too, and somebody waits.

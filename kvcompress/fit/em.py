@@ -26,6 +26,8 @@ from kvcompress.stages.hashing import hashed
 Float64 = NDArray[np.float64]
 Rows = NDArray[np.intp]
 
+_MANY = 32  # points an entry, from which on every second one does, but in the last rounds
+_LAST = 2
 _COLDEST = 8.0  # 2 variance / t of the last soft round; the first has 1
 _SCALINGS = 3  # the nearest centre depends on the scale, so it is found in a few steps
 _LEAST, _MOST = 0.25, 1.5  # of one such step
@@ -153,8 +155,10 @@ def _fit_stage(points: Float64, pairs: int, start: Rows, rounds: int, hard_round
     stage = Stage(first[:, :pairs] + 1j * first[:, pairs : 2 * pairs], np.stack([rest, rest]))
     variance = _mean_length(points) / points.shape[1]
     if variance > 0:
-        for heat in np.geomspace(1.0, _COLDEST, rounds):
-            stage = maximised(soft_sums(points, stage, 2 * variance / heat), stage)
+        few = points[::2] if len(points) >= _MANY * len(start) else points
+        for place, heat in enumerate(np.geomspace(1.0, _COLDEST, rounds)):
+            some = points if place >= rounds - _LAST else few
+            stage = maximised(soft_sums(some, stage, 2 * variance / heat), stage)
     if not hard_rounds:
         return stage
     a, b = nearest_centres(points, stage)

@@ -17,7 +17,7 @@ from kvcompress.stages.hashing import noise
 from kvcompress.stages.shared import shared_table
 
 ENTRIES: Final = 64  # of a table: two choices of 6 bits make the 12 of a stage
-TOKENS: Final = 4096  # that tables are fitted to at most
+TOKENS: Final = 8192  # that tables are fitted to at most
 
 _ROUNDS = 6  # twice as many gain less than twice the tokens, and cost as much
 _TOKENS_A_ROUND = 512  # beyond the first two rounds: few tokens have less to teach
