@@ -1,4 +1,4 @@
-"""Run a comparison: one fresh process a row, one after another."""
+"""Run a comparison: one fresh process a row, some of them side by side."""
 
 from __future__ import annotations
 
