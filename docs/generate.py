@@ -112,6 +112,15 @@ def attention(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def primitives(name: str) -> str:
+    """The table of ``benchmarks/primitives.py``."""
+    data = _rows(name)
+    lines = [piped(("operation", "ns a number")), piped(("---", "---:"))]
+    lines += [piped((what, f"{cost:.2f}")) for what, cost in data["nanoseconds"].items()]
+    launch = f"{data['launch_microseconds']:.1f}"
+    return "\n".join([*lines, "", f"One more operation, however small: {launch} µs."]) + "\n"
+
+
 def memory(name: str) -> str:
     """The tables of ``benchmarks/memory.py``."""
     data = _rows(name)
@@ -207,6 +216,7 @@ KINDS = {
     "options": options,
     "methods": methods,
     "attention": attention,
+    "primitives": primitives,
     "memory": memory,
     "bands": bands,
     "persistence": persistence,

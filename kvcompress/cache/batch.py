@@ -18,6 +18,7 @@ from attrs import frozen
 
 from kvcompress.attention.masks import Mask
 from kvcompress.cache.chunk import check_chunk
+from kvcompress.cache.drafts import DraftStep
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.cache.step import Step
 from kvcompress.cache.view import View, view
@@ -56,7 +57,7 @@ class BatchStep:
 
     def __init__(
         self,
-        steps: Sequence[Step | None],
+        steps: Sequence[Step | DraftStep | None],
         places: Sequence[_Place],
         length: int,
         value_dim: int,
@@ -93,7 +94,7 @@ class BatchStep:
             rows.append(out)
         return mx.concatenate(rows, axis=0)
 
-    def _row_mask(self, mask: Mask, row: int, step: Step) -> Mask:
+    def _row_mask(self, mask: Mask, row: int, step: Step | DraftStep) -> Mask:
         place = self._places[row]
         if isinstance(mask, GeometryMask):
             if mask.window_size is not None:
@@ -223,7 +224,7 @@ class CompressedBatchCache:
         if keys.shape[0] != len(self.rows):
             raise BatchError(f"the batch has {len(self.rows)} rows (got {keys.shape[0]})")
         length, width = keys.shape[2], self.size()
-        steps: list[Step | None] = []
+        steps: list[Step | DraftStep | None] = []
         places: list[_Place] = []
         for i, row in enumerate(self.rows):
             skip = min(self._before[i], length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from kvcompress.attention import DEFAULT_BUDGET
 from kvcompress.cache.accounting import LayerReport, layer_report
 from kvcompress.cache.chunk import check_chunk, check_count
 from kvcompress.cache.coding import Coding
+from kvcompress.cache.drafts import LONGEST, Drafts, DraftStep
 from kvcompress.cache.received import Witness, retrieved
 from kvcompress.cache.step import Step
 from kvcompress.cache.store import CodeStore, ExactRows
@@ -61,7 +63,8 @@ class CompressedKVCache:
         self.offset = 0
         self.lease = lease
         self.shared = shared
-        self._step: Step | None = None
+        self._step: Step | DraftStep | None = None
+        self._drafts: Drafts | None = None  # not yet added: they may be taken back
         self._due: tuple[mx.array, mx.array, int] | None = None  # to code once queries were seen
         self._ticket: object = None  # of the step whose queries are to be seen
         self._budget = budget
@@ -87,6 +90,10 @@ class CompressedKVCache:
             return 0
         return beyond - beyond % self._block
 
+    def coded_after(self, more: int) -> int:
+        """Tokens that are coded once ``more`` tokens came."""
+        return max(self.coded_at(self.offset + more), self.store.tokens)
+
     # -- what models call ------------------------------------------------------------------
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[View, View]:
@@ -107,11 +114,24 @@ class CompressedKVCache:
         dense_keys, dense_values = step.dense
         return view(dense_keys, step, "key"), view(dense_values, step, "value")
 
-    def advance(self, keys: mx.array, values: mx.array) -> Step:
+    def advance(self, keys: mx.array, values: mx.array) -> Step | DraftStep:
         """Add a chunk; what its queries attend to."""
         check_chunk(self.method.name, self.layer, self.batch, keys, values)
+        step: Step | DraftStep
+        if 1 < keys.shape[2] <= LONGEST:
+            drafts = Drafts(keys, values)
+            step = DraftStep(copy.deepcopy(self), drafts)
+            self._drafts, self._ticket = drafts, None
+            self.offset += drafts.length
+        else:
+            step = self.append(keys, values)
+        self._step = step if self.shared else None
+        return step
+
+    def append(self, keys: mx.array, values: mx.array) -> Step:
+        """Add a chunk for good, whatever its length; what its queries attend to."""
         seen = self.offset + keys.shape[2]
-        target = max(self.coded_at(seen), self.store.tokens)
+        target = self.coded_after(keys.shape[2])
         blocks, sinks, sealed = self._coded_part()
         constants = self.constants
         if self.codec.chooses:
@@ -124,7 +144,6 @@ class CompressedKVCache:
             self._due = all_keys, all_values, target
         step = Step(self.codec, blocks, constants, all_keys, all_values, sinks, self._budget)
         self.offset = seen
-        self._step = step if self.shared else None
         if self.codec.chooses and self.method.window > 0:
             ticket = self._ticket = object()
             tell = partial(self._judge, ticket, sealed)
@@ -150,7 +169,12 @@ class CompressedKVCache:
         """Code what waits for a step's queries, by what is known so far.
 
         Done of itself when attention has seen them, and when anything else looks at the cache.
+        Drafts that were not taken back are added first.
         """
+        if self._drafts is not None:
+            drafts, self._drafts = self._drafts, None
+            self.offset -= drafts.length
+            drafts.append_to(self)
         if self._due is not None:
             due, self._due, self._ticket = self._due, None, None
             how = Coding(self.codec, self.method.sinks, self._block, self._steady)
@@ -235,6 +259,12 @@ class CompressedKVCache:
             ConfigError: ``n`` is no integer.
         """
         n = max(0, min(check_count(self.method.name, n), self.offset))
+        drafts, self._drafts = self._drafts, None
+        if drafts is not None:
+            self._drafts = drafts.without_last(n)
+            taken = min(n, drafts.length)
+            self.offset -= taken
+            return taken + self.trim(n - taken) if n > taken else taken
         self.complete()
         self._step = self._ticket = None
         sinks = min(self.method.sinks, self.exact.used) if self.store.tokens else 0
@@ -258,7 +288,8 @@ class CompressedKVCache:
     @property
     def tokens_coded(self) -> int:
         """Tokens held as codes."""
-        return self.store.tokens if self._due is None else self._due[2]
+        held = self.store.tokens if self._due is None else self._due[2]
+        return held if self._drafts is None else max(held, self.coded_at(self.offset))
 
     @property
     def tokens_retrieved(self) -> int:
@@ -304,7 +335,7 @@ class CompressedKVCache:
         from kvcompress.cache.state import unpack_state
 
         unpack_state(self, state)  # a refused state leaves all as it was
-        self._step = self._ticket = self._due = None
+        self._step = self._ticket = self._due = self._drafts = None
 
     @classmethod
     def from_state(cls, state: tuple[Any, ...]) -> CompressedKVCache:
@@ -325,7 +356,9 @@ class CompressedKVCache:
         new = CompressedKVCache(
             self.method, self.layer, self.codec, self.lease, self.shared, self._budget
         )
-        self.complete()
+        if self._drafts is None:
+            self.complete()
+        new._drafts = self._drafts
         new.offset = self.offset
         new.exact = self.exact.copy()
         new.store = self.store.copy()

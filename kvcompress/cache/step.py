@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 import mlx.core as mx
+from attrs import evolve, frozen
 
 from kvcompress.attention import CodedSegment, ExactSegment, Segment, attend, unread_share
 from kvcompress.attention.masks import Mask, as_mlx_takes_it, check_mask
@@ -12,6 +13,32 @@ from kvcompress.attention.queries import check_queries
 from kvcompress.cache.received import Witness, received
 from kvcompress.codec import Codes, KVCodec
 from kvcompress.stages.base import Fields
+
+
+@frozen(eq=False)
+class Asked:
+    """What attention was asked of a step.
+
+    Attributes:
+        queries: ``(B, Hq, L, D)``.
+        scale: Factor on the scores.
+        mask: ``None``, ``"causal"`` or an array.
+        sinks: ``(Hq,)`` learnt logits, if there are any.
+    """
+
+    queries: mx.array
+    scale: float
+    mask: Mask
+    sinks: mx.array | None
+
+    def without_last(self, count: int) -> Asked:
+        """The same for all but the last ``count`` tokens, which are no longer there."""
+        mask, length = self.mask, self.queries.shape[2]
+        if isinstance(mask, mx.array):
+            rows = mask.shape[-2] if mask.ndim > 1 else 1
+            tokens = mask.shape[-1] - count
+            mask = mask[..., : rows - count, :tokens] if rows == length else mask[..., :tokens]
+        return evolve(self, queries=self.queries[:, :, : length - count], mask=mask)
 
 
 class Step:
@@ -112,26 +139,23 @@ class Step:
                 sinks=sinks,
                 budget=self._budget,
             )
-        if self.witness is not None:
-            self._testify(queries, scale, mask, sinks)
+        self.testify(Asked(queries, scale, mask, sinks))
         return self._settled(out)
 
-    def _testify(
-        self, queries: mx.array, scale: float, mask: Mask, logits: mx.array | None
-    ) -> None:
-        """Tell the witness, once."""
+    def testify(self, asked: Asked) -> None:
+        """Tell the witness, once, what the queries attend to; if there is one."""
         witness, self.witness = self.witness, None
         if witness is None:
             return
         given = received(
-            queries,
+            asked.queries,
             self._keys,
             self.coded,
             window=witness.window,
             sinks=witness.sinks,
-            scale=scale,
-            mask=mask,
-            logits=logits,
+            scale=asked.scale,
+            mask=asked.mask,
+            logits=asked.sinks,
             budget=self._budget,
         )
         self.settle = witness.tell(given) or self.settle

@@ -16,7 +16,7 @@ from kvcompress.testing.strategies import layers, masks, seeds
 from kvcompress.testing.subject import Subject, step_of
 
 _SCALE = 0.125
-_LAST = (1, 1, 2, 17)
+_LAST = (1, 1, 17)  # tokens of a step; short chunks have a law of their own
 BUDGETS = (1, 1 << 16, 64 << 20)
 """Bytes of transients: tiles of the least size, a few, and all tokens at once."""
 
@@ -66,6 +66,31 @@ class AttentionLaws(Subject):
         chance = np.random.default_rng(draw(seeds(), "logits"))
         logits = 2 * chance.standard_normal(layer.query_heads)
         return mx.array(logits.astype(np.float32)).astype(layer.mx_dtype)
+
+    @law(share=0.3)
+    def test_a_short_chunk_is_read_as_if_token_by_token(self, draw: Draw) -> None:
+        """Drafts of a second model must not change what a token reads, wherever a block ends."""
+        small = layers(head_dims=(64, 80))
+        bound = self.draw_bound(draw, small, **self.draw_cache_options(draw))
+        early, last = draw(st.integers(0, 150), "tokens before"), draw(st.integers(2, 16), "drafts")
+        came = tokens(bound.layer, early + last, seed=draw(seeds(), "seed"))
+        outs = []
+        for sizes in ([last], [1] * last):
+            cache, start, parts = self.new_cache(bound), early, []
+            if early:
+                first = came.part(0, early)
+                keys, _ = cache.update_and_fetch(first.keys, first.values)
+                mx.eval(step_of(keys).attend(first.queries, scale=_SCALE, mask="causal"))
+            for size in sizes:
+                new = came.part(start, start + size)
+                keys, _ = cache.update_and_fetch(new.keys, new.values)
+                mask = "causal" if size > 1 else None
+                parts.append(step_of(keys).attend(new.queries, scale=_SCALE, mask=mask))
+                start += size
+            outs.append(numbers(mx.concatenate(parts, axis=2)))
+        slack = {"float32": 5e-4, "float16": 2e-2, "bfloat16": 1e-1}[bound.layer.dtype]
+        largest = 1 + float(np.abs(outs[1]).max())
+        require_close(outs[0], outs[1], slack * largest, "at once and one by one")
 
     @law(share=0.2)
     def test_rows_that_see_nothing_are_finite(self, draw: Draw) -> None:

@@ -173,6 +173,24 @@ class CacheLaws(Subject):
         require_same_cache(cache, fresh, whole, "after trim and never having seen")
 
     @law(share=0.3)
+    def test_drafts_that_are_taken_back_leave_no_trace(self, draw: Draw) -> None:
+        """They have made no block old, and had no say in how tokens are coded."""
+        bound, cache, seed = self._draw_cache(draw)
+        early, drafts = draw(st.integers(0, 150), "before"), draw(st.integers(2, 16), "drafts")
+        back = draw(st.integers(0, drafts), "taken back")
+        came = tokens(bound.layer, early + drafts, seed=seed)
+        kept = early + drafts - back
+        fresh = self.new_cache(bound)
+        for held, stop in ((cache, early + drafts), (fresh, kept)):
+            for part in (came.part(0, early), came.part(early, stop)):
+                if len(part):
+                    keys, _ = held.update_and_fetch(part.keys, part.values)
+                    mx.eval(step_of(keys).attend(part.queries, scale=_SCALE, mask="causal"))
+        cache.trim(back)
+        if kept:
+            require_same_cache(cache, fresh, came.part(0, kept), "taken back and never drafted")
+
+    @law(share=0.3)
     def test_state_goes_on(self, draw: Draw) -> None:
         """A state holds all that decoding needs, and only what mlx-lm can save."""
         bound, cache, seed = self._draw_cache(draw)

@@ -144,7 +144,8 @@ class CacheMachine(RuleBasedStateMachine):
         wanted = attention(
             numbers(new.queries), numbers(keys), numbers(values), scale=_SCALE, mask="causal"
         )
-        if self._subject.reads_decoded_keys(self.bound):
+        grows = 1 < count <= 16 and self.history.coded > before  # read as if token by token
+        if self._subject.reads_decoded_keys(self.bound) and not grows:
             mask = "causal" if count > 1 else None
             out = step_of(keys).attend(new.queries, scale=_SCALE, mask=mask)
             size = 5e-2 if self.bound.layer.dtype == "float16" else 2e-3

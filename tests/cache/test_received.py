@@ -364,16 +364,16 @@ def test_whoever_looks_first_has_the_cache_coded_with_what_is_known(look: str) -
 
 @pytest.mark.parametrize("then", ["trim", "advance", "state"])
 def test_queries_that_come_too_late_do_not_count(then: str) -> None:
-    q, k, v = tokens(20)
+    q, k, v = tokens(27)
     held = cache(**HALF)
-    keys, _ = held.update_and_fetch(k[:, :, :10], v[:, :, :10])
+    keys, _ = held.update_and_fetch(k[:, :, :17], v[:, :, :17])
     if then == "trim":
         held.trim(3)
     elif then == "advance":
-        held.update_and_fetch(k[:, :, 10:], v[:, :, 10:])
+        held.update_and_fetch(k[:, :, 17:], v[:, :, 17:])
     else:
         held.state = held.state
-    mx.eval(keys.step.attend(q[:, :, :10], scale=SCALE, mask="causal"))
+    mx.eval(keys.step.attend(q[:, :, :17], scale=SCALE, mask="causal"))
     assert held.exact.received is not None
     assert held.exact.received.shape[2] == held.exact.used
     assert not held.exact.received.any()

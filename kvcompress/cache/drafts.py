@@ -1,0 +1,123 @@
+"""Drafts of a second model: read as if they came one by one, and taken back without a trace.
+
+Any short chunk may be such. Its tokens are held as they came until the next chunk, or until
+anything looks at the cache: those that are taken back before have made no block old. Where a block
+grows old within the chunk, the tokens behind that place read its codes, as they would if each came
+alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import mlx.core as mx
+from attrs import define
+
+from kvcompress.attention.masks import Mask
+from kvcompress.cache.step import Asked, Step
+from kvcompress.stages.windowed import WindowedRope
+
+if TYPE_CHECKING:
+    from kvcompress.cache.kvcache import CompressedKVCache
+
+LONGEST: Final = 16
+"""Tokens of the longest chunk that may be drafts."""
+
+
+@define(eq=False)
+class Drafts:
+    """Tokens that may be taken back, and what was asked of them.
+
+    Attributes:
+        keys: ``(B, Hkv, L, D)``.
+        values: ``(B, Hkv, L, Dv)``.
+        asked: What the layer's own attention asked, once it did.
+    """
+
+    keys: mx.array
+    values: mx.array
+    asked: Asked | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens."""
+        return int(self.keys.shape[2])
+
+    def without_last(self, count: int) -> Drafts | None:
+        """What is left when ``count`` tokens are taken back; ``None`` if nothing is."""
+        kept = self.length - count
+        if kept <= 0:
+            return None
+        asked = None if self.asked is None else self.asked.without_last(count)
+        return Drafts(self.keys[:, :, :kept], self.values[:, :, :kept], asked)
+
+    def append_to(self, cache: CompressedKVCache) -> None:
+        """Add the tokens for good, with what they received."""
+        step = cache.append(self.keys, self.values)
+        if self.asked is not None:
+            step.testify(self.asked)
+
+
+class DraftStep:
+    """What the tokens of a short chunk attend to.
+
+    Args:
+        cache: A copy of the cache before the chunk, for this step's use.
+        drafts: The chunk.
+    """
+
+    def __init__(self, cache: CompressedKVCache, drafts: Drafts) -> None:
+        self._cache = cache
+        self._drafts = drafts
+
+    @cached_property
+    def whole(self) -> Step:
+        """The chunk as one step, in which no block grows old."""
+        step = copy.deepcopy(self._cache).append(self._drafts.keys, self._drafts.values)
+        step.witness, step.settle = None, []  # of the copy, which is not needed any more
+        return step
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all."""
+        return self.whole.tokens
+
+    @property
+    def dense(self) -> tuple[mx.array, mx.array]:
+        """All tokens as arrays, lazily."""
+        return self.whole.dense
+
+    def attend(
+        self,
+        queries: mx.array,
+        *,
+        scale: float,
+        mask: Mask = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Attention of the chunk's queries, as :meth:`kvcompress.cache.step.Step.attend`."""
+        asked = Asked(queries, scale, mask, sinks)
+        if self._drafts.asked is None:
+            self._drafts.asked = asked
+        parts = self._parts() if mask == "causal" else []
+        if len(parts) < 2 or queries.shape[2] != self._drafts.length:
+            return self.whole.attend(queries, scale=scale, mask=mask, sinks=sinks)
+        cache, out = copy.deepcopy(self._cache), []
+        for part in parts:
+            step = cache.append(self._drafts.keys[:, :, part], self._drafts.values[:, :, part])
+            out.append(step.attend(queries[:, :, part], scale=scale, mask=mask, sinks=sinks))
+        return mx.concatenate(out, axis=2)
+
+    def _parts(self) -> list[slice]:
+        """The chunk cut where a token that came alone would find more tokens coded.
+
+        Before every token that reads codes, where each chooses what it reads or cuts the past into
+        bands of its own.
+        """
+        codec, length = self._cache.codec, self._drafts.length
+        apart = codec.attend_fraction < 1 or isinstance(codec.rope, WindowedRope)
+        coded = [self._cache.coded_after(count) for count in range(length)]
+        cuts = [i for i in range(1, length) if coded[i] > coded[i - 1] or (apart and coded[i])]
+        return [slice(a, b) for a, b in zip([0, *cuts], [*cuts, length], strict=True)]
