@@ -84,6 +84,20 @@ class KeepsTheFrontier(CompressedKVCache):
         return max(0, super().coded_at(seen) - self.frontier)
 
 
+@cache_fault("test_drafts_that_are_taken_back_leave_no_trace")
+class CodesDraftsAtOnce(CompressedKVCache):
+    def trim(self, n: int) -> int:
+        self.complete()
+        return super().trim(n)
+
+
+@cache_fault("test_a_short_chunk_is_read_as_if_token_by_token")
+class ReadsDraftsAtOnce(CompressedKVCache):
+    def advance(self, keys: mx.array, values: mx.array) -> Any:
+        self.complete()
+        return self.append(keys, values)
+
+
 @cache_fault("test_state_goes_on")
 class StateWithoutMeans(CompressedKVCache):
     @property
