@@ -98,17 +98,35 @@ class DraftStep:
         sinks: mx.array | None = None,
     ) -> mx.array:
         """Attention of the chunk's queries, as :meth:`kvcompress.cache.step.Step.attend`."""
-        asked = Asked(queries, scale, mask, sinks)
+        out = self.whole.attend(queries, scale=scale, mask=mask, sinks=sinks)
+        if queries.shape[2] != self._drafts.length:
+            return out
         if self._drafts.asked is None:
-            self._drafts.asked = asked
-        parts = self._parts() if mask == "causal" else []
-        if len(parts) < 2 or queries.shape[2] != self._drafts.length:
-            return self.whole.attend(queries, scale=scale, mask=mask, sinks=sinks)
+            self._drafts.asked = Asked(queries, scale, mask, sinks)
+        parts = self._parts() if isinstance(mask, str) else []
+        return self._one_by_one(parts, queries, scale, sinks) if len(parts) > 1 else out
+
+    def _one_by_one(
+        self, parts: list[slice], queries: mx.array, scale: float, sinks: mx.array | None
+    ) -> mx.array:
         cache, out = copy.deepcopy(self._cache), []
         for part in parts:
             step = cache.append(self._drafts.keys[:, :, part], self._drafts.values[:, :, part])
-            out.append(step.attend(queries[:, :, part], scale=scale, mask=mask, sinks=sinks))
+            few = queries[:, :, part]
+            mask = "causal" if few.shape[2] > 1 else None
+            out.append(step.attend(few, scale=scale, mask=mask, sinks=sinks))
         return mx.concatenate(out, axis=2)
+
+    def unread_share(
+        self,
+        queries: mx.array,
+        *,
+        scale: float,
+        mask: Mask = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """As :meth:`kvcompress.cache.step.Step.unread_share`."""
+        return self.whole.unread_share(queries, scale=scale, mask=mask, sinks=sinks)
 
     def _parts(self) -> list[slice]:
         """The chunk cut where a token that came alone would find more tokens coded.

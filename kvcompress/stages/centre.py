@@ -94,9 +94,13 @@ def rotated(mean: mx.array, rotary: Rotary | None, positions: Positions) -> mx.a
         spread = mx.broadcast_to(mean, (B, H, len(places), D))
         anchors = rotary.rotate(spread, (places - places % _PIECE).tolist())
         return _turned(anchors, rotary, mx.array(places % _PIECE))
+    cuts = list(_pieces(positions))
+    runs = [([anchor], slice(first - anchor, last - anchor)) for anchor, first, last in cuts]
+    if len(runs) > 3:  # the whole pieces between the ends at once, however many
+        runs[1:-1] = [([anchor for anchor, _, _ in cuts[1:-1]], slice(_PIECE))]
     pieces = [
-        _turned(_anchored(mean, rotary, anchor), rotary, slice(first - anchor, last - anchor))
-        for anchor, first, last in _pieces(positions)
+        _turned(_anchored(mean, rotary, anchors)[..., None, :], rotary, rests).flatten(2, 3)
+        for anchors, rests in runs
     ]
     return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=2)
 
@@ -122,7 +126,7 @@ def mean_scores(q: mx.array, mean: mx.array, rotary: Rotary | None, positions: r
     q_first, q_second, q_rest = split_pairs(q, rotary)
     out = []
     for anchor, first, last in _pieces(positions):
-        at_anchor = _anchored(mean, rotary, anchor)
+        at_anchor = _anchored(mean, rotary, [anchor])
         m_first, m_second, m_rest = split_pairs(at_anchor, rotary)
         waves = mx.concatenate(
             [q_first * m_first + q_second * m_second, q_second * m_first - q_first * m_second],
@@ -145,8 +149,12 @@ def _pieces(positions: range) -> Iterator[tuple[int, int, int]]:
         start = stop
 
 
-def _anchored(mean: mx.array, rotary: Rotary, anchor: int) -> mx.array:
-    return rotary.rotate(mean, range(anchor, anchor + 1)) if anchor else mean
+def _anchored(mean: mx.array, rotary: Rotary, anchors: list[int]) -> mx.array:
+    """The mean at each anchor, ``(B, H, anchors, D)``."""
+    if anchors == [0]:
+        return mean
+    B, H, _, D = mean.shape
+    return rotary.rotate(mx.broadcast_to(mean, (B, H, len(anchors), D)), anchors)
 
 
 def _turned(anchored: mx.array, rotary: Rotary, rests: slice | mx.array) -> mx.array:

@@ -98,10 +98,10 @@ class AttentionLaws(Subject):
         bound = self.draw_bound(draw, **self.draw_cache_options(draw))
         came = tokens(bound.layer, 130, seed=draw(seeds(), "seed"))
         cache = self.new_cache(bound, draw(st.sampled_from(BUDGETS), "budget"))
-        first, last = came.part(0, 127), came.part(127, 130)
+        first, last = came.part(0, 110), came.part(110, 130)
         cache.update_and_fetch(first.keys, first.values)
         keys, _ = cache.update_and_fetch(last.keys, last.values)
-        hidden = mx.zeros((3, 130), dtype=mx.bool_)
+        hidden = mx.zeros((20, 130), dtype=mx.bool_)
         out = numbers(step_of(keys).attend(last.queries, scale=_SCALE, mask=hidden))
         require(np.isfinite(out).all(), "a row that sees nothing is not finite")
 

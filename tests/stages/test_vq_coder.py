@@ -23,7 +23,7 @@ from kvcompress.stages.tables import TableQuantiser
 from kvcompress.stages.transform import Identity
 from kvcompress.stages.vq_coder import VQCoder
 from kvcompress.stages.windowed import WindowedRope
-from tests.stages.vq_cases import HEADS, MAKE, commuting, normal, product, rows
+from tests.stages.vq_cases import HEADS, MAKE, commuting, normal, places_round_alike, product, rows
 
 KINDS = sorted(MAKE)
 
@@ -117,17 +117,25 @@ def near_ties() -> dict[str, TableQuantiser]:
 @pytest.mark.parametrize("kind", sorted(near_ties()))
 @pytest.mark.parametrize("gain", [False, True])
 def test_tokens_are_coded_alone(kind: str, gain: bool) -> None:
+    """Bit for bit, but where the BLAS rounds a row by its place: there near ties go either way."""
     coder = VQCoder(near_ties()[kind], HEADS, gain=gain)
     z = rows(48, 700, 4)
     whole = coder.encode(z)
     for step, upto in ((1, 20), (7, 140), (64, 192), (333, 700)):
         parts = [coder.encode(z[:, :, i : min(i + step, upto)]) for i in range(0, upto, step)]
-        for name, array in whole.items():
-            joined = mx.concatenate([part[name] for part in parts], axis=2)
-            assert mx.array_equal(array[:, :, :upto], joined), (name, step)
+        joined = {name: mx.concatenate([part[name] for part in parts], axis=2) for name in whole}
+        start = {name: array[:, :, :upto] for name, array in whole.items()}
+        if places_round_alike():
+            assert all(mx.array_equal(start[name], joined[name]) for name in whole), step
+        assert mx.abs(coder.decode(start) - coder.decode(joined)).max() < 1e-3
     both = coder.encode(mx.concatenate([z[:, :, :50], z[:, :, 50:100]], axis=0))
-    for name, array in whole.items():
-        assert mx.array_equal(both[name][1], array[0, :, 50:100]), name
+    second, wanted = (
+        {name: array[row, :, start : start + 50][None] for name, array in codes.items()}
+        for codes, row, start in ((both, 1, 0), (whole, 0, 50))
+    )
+    if places_round_alike():
+        assert all(mx.array_equal(second[name], wanted[name]) for name in whole)
+    assert mx.abs(coder.decode(second) - coder.decode(wanted)).max() < 1e-3
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if "one book for all" not in k])

@@ -14,7 +14,7 @@ from kvcompress.stages.base import Transform
 from kvcompress.stages.linear import Linear
 from kvcompress.stages.product_vq import ProductVQ
 from kvcompress.stages.whiten import WhitenPairs, block_metric, rotated_moment, whitening
-from tests.stages.vq_cases import HEADS, cut, normal, product, rows
+from tests.stages.vq_cases import HEADS, cut, normal, places_round_alike, product, rows
 
 
 def moments(dim: int, seed: int = 0) -> np.ndarray:
@@ -52,7 +52,10 @@ def test_the_law_of_transforms(kind: str, batch: int, seed: int) -> None:
 def test_tokens_are_mapped_alone(kind: str, step: int) -> None:
     stage, x = make(kind, moments(16)), rows(16, 90, 1)
     parts = [stage.forward(x[:, :, i : i + step]) for i in range(0, 90, step)]
-    assert mx.array_equal(mx.concatenate(parts, axis=2), stage.forward(x))
+    joined, whole = mx.concatenate(parts, axis=2), stage.forward(x)
+    if places_round_alike():
+        assert mx.array_equal(joined, whole)
+    np.testing.assert_allclose(joined, whole, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
