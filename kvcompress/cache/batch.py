@@ -18,7 +18,6 @@ from attrs import frozen
 
 from kvcompress.attention.masks import Mask
 from kvcompress.cache.chunk import check_chunk
-from kvcompress.cache.drafts import DraftStep
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.cache.step import Step
 from kvcompress.cache.view import View, view
@@ -57,7 +56,7 @@ class BatchStep:
 
     def __init__(
         self,
-        steps: Sequence[Step | DraftStep | None],
+        steps: Sequence[Step | None],
         places: Sequence[_Place],
         length: int,
         value_dim: int,
@@ -94,7 +93,7 @@ class BatchStep:
             rows.append(out)
         return mx.concatenate(rows, axis=0)
 
-    def _row_mask(self, mask: Mask, row: int, step: Step | DraftStep) -> Mask:
+    def _row_mask(self, mask: Mask, row: int, step: Step) -> Mask:
         place = self._places[row]
         if isinstance(mask, GeometryMask):
             if mask.window_size is not None:
@@ -224,7 +223,7 @@ class CompressedBatchCache:
         if keys.shape[0] != len(self.rows):
             raise BatchError(f"the batch has {len(self.rows)} rows (got {keys.shape[0]})")
         length, width = keys.shape[2], self.size()
-        steps: list[Step | DraftStep | None] = []
+        steps: list[Step | None] = []
         places: list[_Place] = []
         for i, row in enumerate(self.rows):
             skip = min(self._before[i], length)

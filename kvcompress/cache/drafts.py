@@ -9,13 +9,13 @@ alone.
 from __future__ import annotations
 
 import copy
-from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import mlx.core as mx
 from attrs import define
 
 from kvcompress.attention.masks import Mask
+from kvcompress.attention.queries import check_queries
 from kvcompress.cache.step import Asked, Step
 from kvcompress.stages.windowed import WindowedRope
 
@@ -60,34 +60,19 @@ class Drafts:
             step.testify(self.asked)
 
 
-class DraftStep:
-    """What the tokens of a short chunk attend to.
+class DraftStep(Step):
+    """What the tokens of a short chunk attend to: as one step, or part by part.
 
     Args:
+        tokens: As for a step in which no block grows old.
         cache: A copy of the cache before the chunk, for this step's use.
         drafts: The chunk.
     """
 
-    def __init__(self, cache: CompressedKVCache, drafts: Drafts) -> None:
+    def __init__(self, *tokens: Any, cache: CompressedKVCache, drafts: Drafts) -> None:
+        super().__init__(*tokens)
         self._cache = cache
         self._drafts = drafts
-
-    @cached_property
-    def whole(self) -> Step:
-        """The chunk as one step, in which no block grows old."""
-        step = copy.deepcopy(self._cache).append(self._drafts.keys, self._drafts.values)
-        step.witness, step.settle = None, []  # of the copy, which is not needed any more
-        return step
-
-    @property
-    def tokens(self) -> int:
-        """Tokens in all."""
-        return self.whole.tokens
-
-    @property
-    def dense(self) -> tuple[mx.array, mx.array]:
-        """All tokens as arrays, lazily."""
-        return self.whole.dense
 
     def attend(
         self,
@@ -97,14 +82,17 @@ class DraftStep:
         mask: Mask = None,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        """Attention of the chunk's queries, as :meth:`kvcompress.cache.step.Step.attend`."""
-        out = self.whole.attend(queries, scale=scale, mask=mask, sinks=sinks)
-        if queries.shape[2] != self._drafts.length:
-            return out
-        if self._drafts.asked is None:
+        """As :meth:`kvcompress.cache.step.Step.attend`, one by one where that reads otherwise."""
+        check_queries(self._codec.layer, self._keys.shape[0], queries, sinks)
+        own = queries.shape[2] == self._drafts.length
+        parts = self._parts() if own and isinstance(mask, str) and mask == "causal" else []
+        if len(parts) > 1:
+            out = self._one_by_one(parts, queries, scale, sinks)
+        else:
+            out = super().attend(queries, scale=scale, mask=mask, sinks=sinks)
+        if own and self._drafts.asked is None:
             self._drafts.asked = Asked(queries, scale, mask, sinks)
-        parts = self._parts() if isinstance(mask, str) else []
-        return self._one_by_one(parts, queries, scale, sinks) if len(parts) > 1 else out
+        return out
 
     def _one_by_one(
         self, parts: list[slice], queries: mx.array, scale: float, sinks: mx.array | None
@@ -116,17 +104,6 @@ class DraftStep:
             mask = "causal" if few.shape[2] > 1 else None
             out.append(step.attend(few, scale=scale, mask=mask, sinks=sinks))
         return mx.concatenate(out, axis=2)
-
-    def unread_share(
-        self,
-        queries: mx.array,
-        *,
-        scale: float,
-        mask: Mask = None,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
-        """As :meth:`kvcompress.cache.step.Step.unread_share`."""
-        return self.whole.unread_share(queries, scale=scale, mask=mask, sinks=sinks)
 
     def _parts(self) -> list[slice]:
         """The chunk cut where a token that came alone would find more tokens coded.

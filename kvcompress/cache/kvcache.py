@@ -63,7 +63,7 @@ class CompressedKVCache:
         self.offset = 0
         self.lease = lease
         self.shared = shared
-        self._step: Step | DraftStep | None = None
+        self._step: Step | None = None
         self._drafts: Drafts | None = None  # not yet added: they may be taken back
         self._due: tuple[mx.array, mx.array, int] | None = None  # to code once queries were seen
         self._ticket: object = None  # of the step whose queries are to be seen
@@ -114,18 +114,22 @@ class CompressedKVCache:
         dense_keys, dense_values = step.dense
         return view(dense_keys, step, "key"), view(dense_values, step, "value")
 
-    def advance(self, keys: mx.array, values: mx.array) -> Step | DraftStep:
+    def advance(self, keys: mx.array, values: mx.array) -> Step:
         """Add a chunk; what its queries attend to."""
         check_chunk(self.method.name, self.layer, self.batch, keys, values)
-        step: Step | DraftStep
-        if 1 < keys.shape[2] <= LONGEST:
-            drafts = Drafts(keys, values)
-            step = DraftStep(copy.deepcopy(self), drafts)
-            self._drafts, self._ticket = drafts, None
-            self.offset += drafts.length
-        else:
-            step = self.append(keys, values)
+        short = 1 < keys.shape[2] <= LONGEST
+        step = self._hold(Drafts(keys, values)) if short else self.append(keys, values)
         self._step = step if self.shared else None
+        return step
+
+    def _hold(self, drafts: Drafts) -> DraftStep:
+        """Let a chunk stand beside the cache; what its queries attend to."""
+        blocks, sinks, _ = self._coded_part()
+        rows = self._joined(drafts.keys, drafts.values)
+        tokens = (self.codec, blocks, self.constants, *rows, sinks, self._budget)
+        step = DraftStep(*tokens, cache=copy.deepcopy(self), drafts=drafts)
+        self._drafts, self._ticket = drafts, None
+        self.offset += drafts.length
         return step
 
     def append(self, keys: mx.array, values: mx.array) -> Step:

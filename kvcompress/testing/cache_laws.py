@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
+from kvcompress.cache.drafts import LONGEST
 from kvcompress.errors import ConfigError
 from kvcompress.testing.data import Tokens, tokens
 from kvcompress.testing.law import (
@@ -176,7 +177,7 @@ class CacheLaws(Subject):
     def test_drafts_that_are_taken_back_leave_no_trace(self, draw: Draw) -> None:
         """They have made no block old, and had no say in how tokens are coded."""
         bound, cache, seed = self._draw_cache(draw)
-        early, drafts = draw(st.integers(0, 150), "before"), draw(st.integers(2, 16), "drafts")
+        early, drafts = draw(st.integers(0, 150), "before"), draw(st.integers(2, LONGEST), "drafts")
         back = draw(st.integers(0, drafts), "taken back")
         came = tokens(bound.layer, early + drafts, seed=seed)
         kept = early + drafts - back

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from kvcompress.cache.drafts import LONGEST
 from kvcompress.testing.data import Tokens, tokens
 from kvcompress.testing.law import (
     Draw,
@@ -138,14 +139,15 @@ class CacheMachine(RuleBasedStateMachine):
     def append(self, count: int) -> None:
         """A chunk; what its step reads is what stood before, and the chunk itself."""
         before, new = self.history.coded, self._new(count)
+        cut = 1 < count <= LONGEST and self.cache.coded_after(count - 1) > before
         self.history.append(new)
         keys, values = self.cache.update_and_fetch(new.keys, new.values)
         self._compare((keys, values), before, "what a step reads")
         wanted = attention(
             numbers(new.queries), numbers(keys), numbers(values), scale=_SCALE, mask="causal"
         )
-        grows = 1 < count <= 16 and self.history.coded > before  # read as if token by token
-        if self._subject.reads_decoded_keys(self.bound) and not grows:
+        # A short chunk in which a block grows old is read as if token by token.
+        if self._subject.reads_decoded_keys(self.bound) and not cut:
             mask = "causal" if count > 1 else None
             out = step_of(keys).attend(new.queries, scale=_SCALE, mask=mask)
             size = 5e-2 if self.bound.layer.dtype == "float16" else 2e-3
