@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -28,16 +28,15 @@ class Turns:
 
     path: Path | None = None
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> AbstractContextManager[None]:
         """A piece of work during which nothing is timed."""
-        with self._locked(alone=False):
-            yield
+        return self._locked(alone=False)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """All others wait, once their piece of work is done; every core is this process's."""
-        with self._locked(alone=True), threadpool_limits(os.cpu_count(), "blas"):
+        cores = None if self.path is None else os.cpu_count()  # None: leave things as they are
+        with self._locked(alone=True), threadpool_limits(cores, "blas"):
             yield
 
     @contextmanager
@@ -83,6 +82,7 @@ def share_of_cores(processes: int) -> threadpool_limits:
     """Leave matrix products a core each, or more where there are, so that none waits for others.
 
     Args:
-        processes: Processes that compute at the same time.
+        processes: Processes that compute at the same time; one alone is left as it is.
     """
-    return threadpool_limits(max(1, (os.cpu_count() or 1) // processes), "blas")
+    cores = max(1, (os.cpu_count() or 1) // processes) if processes > 1 else None
+    return threadpool_limits(cores, "blas")

@@ -57,7 +57,8 @@ def test_a_process_that_dies_alone_lets_the_others_go_on(tmp_path: Path) -> None
 
 
 SHARES = """
-import os
+import os, sys
+from pathlib import Path
 import numpy
 from threadpoolctl import threadpool_info
 from kvcompress.compare.turns import Turns, share_of_cores
@@ -65,17 +66,20 @@ from kvcompress.compare.turns import Turns, share_of_cores
 def threads():
     return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 
-with share_of_cores(os.cpu_count()):
+before = threads()
+with share_of_cores(max(2, os.cpu_count())):
     assert threads() <= {1}
-    with Turns().alone():
+    with Turns(Path(sys.argv[1])).alone():
         assert threads() <= {os.cpu_count()}
     assert threads() <= {1}
+with share_of_cores(1), Turns().alone():
+    assert threads() == before
 """
 
 
-def test_products_have_a_share_of_the_cores_and_alone_all_of_them() -> None:
+def test_products_have_a_share_of_the_cores_and_alone_all_of_them(tmp_path: Path) -> None:
     # In a process of its own: products round otherwise once a library had more threads.
-    subprocess.run([sys.executable, "-c", SHARES], check=True)
+    subprocess.run([sys.executable, "-c", SHARES, str(tmp_path / "turns")], check=True)
 
 
 @pytest.mark.parametrize(
