@@ -9,7 +9,6 @@ The two are timed in turn, so that the machine's noise meets both; medians, and 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from kvcompress.openblas import prefer_openblas
 prefer_openblas()
 
 import mlx.core as mx  # noqa: E402
+from results import deliver  # noqa: E402
 
 from kvcompress.cache import CompressedKVCache  # noqa: E402
 from kvcompress.compare.methods import method_of  # noqa: E402
@@ -104,10 +104,7 @@ def main() -> None:
         for tokens in args.tokens
         for spec in args.method
     ]
-    text = json.dumps({"rows": rows, "mlx": mx.__version__}, indent=2) + "\n"
-    if args.out:
-        args.out.write_text(text, encoding="utf-8")
-    print(text)
+    deliver({"rows": rows, "mlx": mx.__version__}, args.out)
 
 
 if __name__ == "__main__":

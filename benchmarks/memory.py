@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ prefer_openblas()
 
 import mlx.core as mx  # noqa: E402
 import mlx.nn as nn  # noqa: E402
+from results import deliver  # noqa: E402
 
 import kvcompress as kv  # noqa: E402
 from kvcompress.cache.walk import reachable_arrays  # noqa: E402
@@ -113,10 +113,7 @@ def main() -> None:
         "peak": [peak(spec, t) for spec in ("fp16", *ours[::2]) for t in args.tokens],
         "mlx": mx.__version__,
     }
-    text = json.dumps(result, indent=2) + "\n"
-    if args.out:
-        args.out.write_text(text, encoding="utf-8")
-    print(text)
+    deliver(result, args.out)
 
 
 if __name__ == "__main__":

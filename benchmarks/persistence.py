@@ -10,7 +10,6 @@ system's page cache, so reading from a disk adds to what is measured, the more t
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -32,6 +31,7 @@ from mlx_lm.models.cache import (  # noqa: E402
     make_prompt_cache,
     save_prompt_cache,
 )
+from results import deliver  # noqa: E402
 
 import kvcompress as kv  # noqa: E402
 from kvcompress.calibrate import demo_calibration  # noqa: E402
@@ -178,10 +178,7 @@ def main() -> None:
         "versions": versions(),
         "machine": machine(),
     }
-    text = json.dumps(result, indent=2) + "\n"
-    if args.out:
-        args.out.write_text(text, encoding="utf-8")
-    print(text)
+    deliver(result, args.out)
 
 
 if __name__ == "__main__":

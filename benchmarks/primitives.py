@@ -10,7 +10,6 @@ is what MLX takes to run one more operation on a single number, in microseconds.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from kvcompress.openblas import prefer_openblas
 prefer_openblas()
 
 import mlx.core as mx  # noqa: E402
+from results import deliver  # noqa: E402
 
 TOKENS, HEADS, KV_HEADS, DIM = 4096, 32, 8, 128
 
@@ -93,10 +93,7 @@ def main() -> None:
         "launch_microseconds": 1e6 * launch(args.rounds),
         "mlx": mx.__version__,
     }
-    text = json.dumps(result, indent=2) + "\n"
-    if args.out:
-        args.out.write_text(text, encoding="utf-8")
-    print(text)
+    deliver(result, args.out)
 
 
 if __name__ == "__main__":
