@@ -78,7 +78,8 @@ def test_a_walk_finds_what_the_caches_keep_and_no_weights(model: Any) -> None:
     assert own == 2 * 2 * 2 * 32 * 4 * 256
     assert tables == 0
     assert own == sum(cache.nbytes for cache in reader.caches)
-    assert active_bytes() - before == pytest.approx(own, rel=0.05)
+    # A hidden copy of one layer's keys would add an eighth; a temporary not yet freed adds less.
+    assert active_bytes() - before == pytest.approx(own, rel=0.1)
 
 
 def test_a_hidden_copy_is_found(model: Any) -> None:
