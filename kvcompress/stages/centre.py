@@ -95,12 +95,13 @@ def rotated(mean: mx.array, rotary: Rotary | None, positions: Positions) -> mx.a
         anchors = rotary.rotate(spread, (places - places % _PIECE).tolist())
         return _turned(anchors, rotary, mx.array(places % _PIECE))
     cuts = list(_pieces(positions))
-    runs = [([anchor], slice(first - anchor, last - anchor)) for anchor, first, last in cuts]
-    if len(runs) > 3:  # the whole pieces between the ends at once, however many
-        runs[1:-1] = [([anchor for anchor, _, _ in cuts[1:-1]], slice(_PIECE))]
+    if len(cuts) > 2:  # all pieces whole and at once: as much to do in Python for many as for few
+        first = cuts[0][0]
+        whole = _piece(mean, rotary, [anchor for anchor, _, _ in cuts], slice(_PIECE))
+        return whole[:, :, positions.start - first : positions.stop - first]
     pieces = [
-        _turned(_anchored(mean, rotary, anchors)[..., None, :], rotary, rests).flatten(2, 3)
-        for anchors, rests in runs
+        _piece(mean, rotary, [anchor], slice(start - anchor, stop - anchor))
+        for anchor, start, stop in cuts
     ]
     return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=2)
 
@@ -155,6 +156,11 @@ def _anchored(mean: mx.array, rotary: Rotary, anchors: list[int]) -> mx.array:
         return mean
     B, H, _, D = mean.shape
     return rotary.rotate(mx.broadcast_to(mean, (B, H, len(anchors), D)), anchors)
+
+
+def _piece(mean: mx.array, rotary: Rotary, anchors: list[int], rests: slice) -> mx.array:
+    """The mean at the same rests from each anchor, ``(B, H, anchors * rests, D)``."""
+    return _turned(_anchored(mean, rotary, anchors)[..., None, :], rotary, rests).flatten(2, 3)
 
 
 def _turned(anchored: mx.array, rotary: Rotary, rests: slice | mx.array) -> mx.array:
