@@ -41,16 +41,16 @@ def found(model: Module) -> dict[str, Any]:
     """The fate of a model, its layers and the reasons for those that stay plain."""
     slots = trace(model)
     try:
-        chosen = set(make_plan(get_method("turboquant"), model).codecs)
+        chosen = list(filter(make_plan(get_method("turboquant"), model).compresses, slots))
     except UnsupportedModel:
-        chosen = set()
+        chosen = []
     return {
         "fate": "compressed" if chosen else "refused",
-        "layers": len(slots),
-        "compressed": sorted(chosen),
-        "at_rest": [s.index for s in slots if s.index in chosen and not s.query_visible],
-        "rotation": sorted({_rotation(s) for s in slots if s.index in chosen}),
-        "why": _reasons([s for s in slots if s.index not in chosen]),
+        "layers": len({slot.index for slot in slots}),
+        "compressed": sorted({slot.index for slot in chosen}),
+        "at_rest": sorted({slot.index for slot in chosen if not slot.query_visible}),
+        "rotation": sorted({_rotation(slot) for slot in chosen}),
+        "why": _reasons([slot for slot in slots if slot not in chosen]),
     }
 
 

@@ -165,7 +165,7 @@ def families(name: str) -> str:
     data = _rows(name)
     rows = data["rows"]
     fates = Counter(row["fate"] for row in rows)
-    whole = sum(row["fate"] == "compressed" and not row["why"] for row in rows)
+    whole = sum(row.get("compressed") == list(range(row.get("layers", 0))) for row in rows)
     versions = ", ".join(f"{package} {version}" for package, version in data["versions"].items())
     lines = [
         f"Of {len(rows)} families ({versions}) {fates['compressed']} are compressed: {whole} in "
@@ -173,7 +173,7 @@ def families(name: str) -> str:
         f"{fates['refused']} have no layer to compress and are refused. "
         f"{fates['fails']} do not run on a CPU.",
         "",
-        piped(("family", "layers compressed", "rotation of keys", "the other layers")),
+        piped(("family", "layers compressed", "rotation of keys", "what stays plain")),
         piped(("---", "---", "---", "---")),
     ]
     for row in rows:

@@ -110,7 +110,8 @@ class LayerSpec:
     """Sizes and rotation of one attention layer, immutable and hashable.
 
     Attributes:
-        index: Place of the layer's cache in the list of caches.
+        index: Place of the layer's cache in the list of caches; no two layers have the same, so
+            further ones that keep their caches in one place are counted on from the list's end.
         kv_heads: Number of key-value heads, ``Hkv``.
         query_heads: Number of query heads, ``Hq``, a multiple of ``kv_heads``.
         head_dim: Channels of a key, ``D``.

@@ -9,8 +9,9 @@ import mlx.core as mx
 from attrs import frozen
 from mlx.nn.layers.base import Module
 from mlx_lm.models.base import scaled_dot_product_attention
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 
+from kvcompress.cache.nested import leaves
 from kvcompress.codec import KVCodec
 from kvcompress.layers import LayerSpec
 from kvcompress.method import Method
@@ -39,6 +40,16 @@ class Toy(Module):
         for entry in cache:
             x = self.layer(x, entry, scaled_dot_product_attention)
         return x
+
+
+class Bundling(Toy):
+    """Keeps its plain caches in bundles, alone or beside others."""
+
+    def make_cache(self) -> list[Any]:
+        return [CacheList(KVCache(), ArraysCache(1), KVCache()), KVCache(), CacheList(KVCache())]
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        return super().__call__(tokens, [c for c in leaves(cache) if type(c) is not ArraysCache])
 
 
 def rotated(x: mx.array, offset: int, **options: Any) -> mx.array:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from kvcompress.cache.binding import check_caches
+from kvcompress.cache.nested import leaves
 from kvcompress.layers import LayerSpec
 from kvcompress.schema import Schema
 
@@ -86,8 +87,8 @@ class CacheReport(LayerReport):
 
     Attributes:
         layers: One report a compressed layer.
-        plain_layers: Entries of the list that are not compressed.
-        plain_bytes: Bytes that those entries hold.
+        plain_layers: Caches that are not compressed, those in a ``CacheList`` one by one.
+        plain_bytes: Bytes that those hold.
     """
 
     layers: tuple[LayerReport, ...] = ()
@@ -132,7 +133,7 @@ def report(caches: Sequence[Any]) -> CacheReport:
     """The numbers of a model's list of caches.
 
     Args:
-        caches: What ``make_cache`` returned; plain entries are counted apart.
+        caches: What ``make_cache`` returned; plain caches are counted apart.
 
     Returns:
         Sums over the compressed layers; tables that layers share are counted once.
@@ -143,8 +144,9 @@ def report(caches: Sequence[Any]) -> CacheReport:
     from kvcompress.cache.kvcache import CompressedKVCache
 
     check_caches("report", caches)
-    ours = [c for c in caches if isinstance(c, CompressedKVCache)]
-    plain = [c for c in caches if not isinstance(c, CompressedKVCache)]
+    every = leaves(caches)
+    ours = [c for c in every if isinstance(c, CompressedKVCache)]
+    plain = [c for c in every if not isinstance(c, CompressedKVCache)]
     layers = tuple(layer_report(c) for c in ours)
 
     def total(name: str) -> int:

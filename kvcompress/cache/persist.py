@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from kvcompress.cache.binding import check_caches, check_model
 from kvcompress.cache.kvcache import CompressedKVCache
+from kvcompress.cache.nested import leaves, with_leaves
 from kvcompress.cache.state import compact_state
 from kvcompress.config.option import shown
 from kvcompress.errors import CacheFileError, ConfigError, KVCompressError
@@ -40,7 +41,7 @@ def save_cache(
 
     Args:
         path: Where to, ending in ``.safetensors``.
-        caches: What ``make_cache`` returned, plain entries among them.
+        caches: What ``make_cache`` returned, plain caches among them.
         metadata: Strings to keep with it, such as the model's name.
 
     Raises:
@@ -49,7 +50,8 @@ def save_cache(
     """
     target = _checked_path(path)
     check_caches("save_cache", caches)
-    if not any(isinstance(cache, CompressedKVCache) for cache in caches):
+    every = leaves(caches)
+    if not any(isinstance(cache, CompressedKVCache) for cache in every):
         raise ConfigError("save_cache: caches must hold at least one compressed cache")
     notes = metadata or {}
     if not isinstance(notes, Mapping) or not all(
@@ -57,12 +59,12 @@ def save_cache(
     ):
         raise ConfigError("save_cache: metadata must map strings to strings")
     arrays: dict[str, mx.array] = {}
-    entries = [_describe(i, cache, arrays) for i, cache in enumerate(caches)]
+    entries = [_describe(i, cache, arrays) for i, cache in enumerate(every)]
     header = {
         "format": FORMAT,
         "version": str(VERSION),
         "entries": json.dumps(entries, sort_keys=True),
-        "model": _model_of(caches),
+        "model": _model_of(every),
         "metadata": json.dumps(dict(notes), sort_keys=True),
     }
     mx.eval(list(arrays.values()))
@@ -149,15 +151,15 @@ def load_cache(
     entries, arrays = _read(source, header)
     method = method or _method_of(source, entries, calibration)
     caches = make_cache(method, model)
-    if len(caches) != len(entries):
+    every = leaves(caches)
+    if len(every) != len(entries):
         raise CacheFileError(
-            f"{source}: made for a model with {len(entries)} caches (this one has {len(caches)})"
+            f"{source}: made for a model with {len(entries)} caches (this one has {len(every)})"
         )
     with _contents_of(source):
-        return [
-            _restored(i, cache, entry, arrays)
-            for i, (cache, entry) in enumerate(zip(caches, entries, strict=True))
-        ]
+        pairs = enumerate(zip(every, entries, strict=True))
+        restored = (_restored(i, cache, entry, arrays) for i, (cache, entry) in pairs)
+        return with_leaves(caches, restored)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from attrs import frozen
@@ -13,6 +14,7 @@ from kvcompress.cache.binding import bound
 from kvcompress.cache.dispatch import Lease, install, modules_of
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.cache.native import native_caches
+from kvcompress.cache.nested import leaves, with_leaves
 from kvcompress.cache.slot import Slot
 from kvcompress.cache.trace import trace
 from kvcompress.codec import KVCodec
@@ -29,8 +31,8 @@ class Plan:
 
     Attributes:
         method: The method.
-        slots: What the trace says of each entry of the model's list of caches.
-        codecs: The codec of each entry that is compressed, by its place in the list.
+        slots: What the trace says of each of the model's caches.
+        codecs: The codec of each layer that is compressed, by the layer's index.
         lease: Keeps the model's attention hooked.
     """
 
@@ -46,18 +48,23 @@ class Plan:
             UnsupportedModel: The model no longer makes the caches that were traced.
         """
         caches = native_caches(model)
-        if len(caches) != len(self.slots):
+        own = leaves(caches)
+        if len(own) != len(self.slots):
             raise UnsupportedModel(
-                f"{self.method.name}: the model makes {len(caches)} caches, but made "
+                f"{self.method.name}: the model makes {len(own)} caches, but made "
                 f"{len(self.slots)} when its layers were learnt"
             )
-        return [
-            self._compressed(slot, cache) if slot.index in self.codecs else cache
-            for slot, cache in zip(self.slots, caches, strict=True)
-        ]
+        return with_leaves(caches, map(self._chosen, self.slots, own))
 
-    def _compressed(self, slot: Slot, cache: Any) -> CompressedKVCache:
-        if type(cache) is not KVCache or slot.layer is None:
+    def compresses(self, slot: Slot) -> bool:
+        """Whether the cache of a slot is replaced."""
+        return slot.layer is not None and slot.layer.index in self.codecs
+
+    def _chosen(self, slot: Slot, cache: Any) -> Any:
+        """The cache that stands in a slot's place."""
+        if slot.layer is None or slot.layer.index not in self.codecs:
+            return cache
+        if type(cache) is not KVCache:
             raise UnsupportedModel(
                 f"{self.method.name}: entry {slot.index} of the model's caches is a "
                 f"{type(cache).__name__}, but was a KVCache when its layers were learnt"
@@ -65,7 +72,7 @@ class Plan:
         return CompressedKVCache(
             method=self.method,
             layer=slot.layer,
-            codec=self.codecs[slot.index],
+            codec=self.codecs[slot.layer.index],
             lease=self.lease,
             shared=slot.readers > 1,
         )
@@ -98,9 +105,10 @@ def make_plan(method: CompressionMethod, model: Module) -> Plan:
             f"{method.name}: skip_layers must leave one of the {len(fit)} layers that can be "
             f"compressed (got {first}, {last})"
         )
-    codecs = {slot.index: bound(method, slot.layer) for slot in chosen if slot.layer}
-    _tell(method, model, slots, codecs)
-    return Plan(method, slots, codecs, install(model))
+    codecs = {s.layer.index: bound(method, s.layer) for s in chosen if s.layer}
+    plan = Plan(method, slots, codecs, install(model))
+    _tell(plan, model)
+    return plan
 
 
 def _check_not_piped(method: CompressionMethod, model: Module) -> None:
@@ -113,16 +121,16 @@ def _check_not_piped(method: CompressionMethod, model: Module) -> None:
         )
 
 
-def _tell(
-    method: CompressionMethod, model: Module, slots: tuple[Slot, ...], codecs: dict[int, KVCodec]
-) -> None:
-    """Log once what is compressed; a warning where an entry stays plain, or is only half served."""
+def _tell(plan: Plan, model: Module) -> None:
+    """Log once what is compressed; a warning where a cache stays plain, or is only half served."""
+    chosen = [slot for slot in plan.slots if plan.compresses(slot)]
+    places = {slot.index for slot in chosen}
     text = (
-        f"{method.name} on {_kind(model)}: {len(codecs)} of {len(slots)} layers compressed "
-        f"({ranges(sorted(codecs))})"
+        f"{plan.method.name} on {_kind(model)}: {len(places)} of "
+        f"{len({slot.index for slot in plan.slots})} layers compressed ({ranges(places)})"
     )
-    left = _reasons(tuple(slot for slot in slots if slot.kind != "compress"))
-    blind = _reasons(tuple(slot for slot in slots if slot.index in codecs and slot.reason))
+    left = _reasons(slot for slot in plan.slots if slot.kind != "compress")
+    blind = _reasons(slot for slot in chosen if slot.reason)
     text += f"; left as the model makes them: {left}" if left else ""
     text += f"; compressed at rest only: {blind}" if blind else ""
     if text not in _told:
@@ -130,7 +138,7 @@ def _tell(
         _log.log(logging.WARNING if left or blind else logging.INFO, text)
 
 
-def _reasons(slots: tuple[Slot, ...]) -> str:
+def _reasons(slots: Iterable[Slot]) -> str:
     """Each reason once, after the places it holds for."""
     places: dict[str, list[int]] = {}
     for slot in slots:
@@ -138,10 +146,10 @@ def _reasons(slots: tuple[Slot, ...]) -> str:
     return "; ".join(f"{ranges(where)} ({reason})" for reason, where in places.items())
 
 
-def ranges(places: list[int]) -> str:
-    """``[0, 1, 2, 5]`` as ``"0-2, 5"``."""
+def ranges(places: Iterable[int]) -> str:
+    """``[0, 1, 2, 5]`` as ``"0-2, 5"``; a place that comes twice counts once."""
     runs: list[list[int]] = []
-    for place in places:
+    for place in sorted(set(places)):
         if runs and place == runs[-1][-1] + 1:
             runs[-1].append(place)
         else:

@@ -19,17 +19,16 @@ _LEFT = {
     "RotatingKVCache": "its sliding window bounds it",
     "ChunkedKVCache": "its attention chunk bounds it",
     "ArraysCache": "it holds a recurrent state, which does not grow",
-    "CacheList": "it bundles caches that mlx-lm saves and restores by their class",
     "QuantizedKVCache": "it is quantised by mlx-lm",
 }
 
 
 @frozen
 class Slot:
-    """One entry of a model's list of caches.
+    """One cache of a model.
 
     Attributes:
-        index: Its place in the list.
+        index: Its entry's place in the model's list; caches bundled in one entry share it.
         kind: ``"compress"``; ``"plain"`` for what is no plain ``KVCache``; ``"unsupported"`` for
             one that is used in a way that rules compression out.
         reason: One sentence: why it is left as the model makes it, or what its compression lacks.
@@ -53,13 +52,18 @@ class Slot:
 
 
 def plain_slot(index: int, cache: Any) -> Slot:
-    """The slot of an entry that is no plain ``KVCache``."""
+    """The slot of a cache that is no plain ``KVCache``."""
     name = type(cache).__name__
     return Slot(index, "plain", f"{name}: {_LEFT.get(name, 'only plain KVCaches are compressed')}")
 
 
-def probed_slot(index: int, probe: Probe) -> Slot:
+def probed_slot(index: int, probe: Probe, number: int) -> Slot:
     """The slot of a ``KVCache`` from what the model did with the probe in its place.
+
+    Args:
+        index: Its entry's place in the model's list.
+        probe: The probe, after the runs.
+        number: Tells its layer from all others.
 
     Raises:
         UnsupportedModel: A table of the rotation belongs to another thread.
@@ -72,7 +76,7 @@ def probed_slot(index: int, probe: Probe) -> Slot:
     visible = bool(chunk.reads and single.reads)
     rotary, known = _rotation(probe)
     layer = LayerSpec(
-        index=index,
+        index=number,
         kv_heads=write.keys[1],
         query_heads=reads[0].query_heads if visible else write.keys[1],
         head_dim=write.keys[3],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import weakref
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from kvcompress.cache.binding import check_model
 from kvcompress.cache.dispatch import install, modules_of
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.cache.native import native_caches
+from kvcompress.cache.nested import leaves, with_leaves
 from kvcompress.cache.probe import Probe, Watch, watch_writes, watched_rope
 from kvcompress.cache.slot import CHUNK, Slot, plain_slot, probed_slot
 from kvcompress.errors import ConfigError, UnsupportedModel
@@ -39,7 +41,8 @@ def trace(model: Module) -> tuple[Slot, ...]:
         model: An mlx-lm model.
 
     Returns:
-        One slot an entry of the list of caches that the model makes.
+        One slot a cache of the list that the model makes; those that it bundles in a
+        ``CacheList`` have each their own.
 
     Raises:
         UnsupportedModel: The model cannot be run this way.
@@ -85,30 +88,42 @@ def _learn(model: Module) -> tuple[Slot, ...]:
         ) from error
     finally:
         lease.release()
-    return tuple(
-        probed_slot(i, c) if isinstance(c, Probe) else plain_slot(i, c)
-        for i, c in enumerate(entries)
-    )
+    return tuple(_slots(entries))
 
 
 def _probed(caches: list[Any], watch: Watch) -> list[Any]:
     """The caches with a probe in place of each plain one."""
-    if any(isinstance(c, CompressedKVCache) for c in caches):
+    own = leaves(caches)
+    if any(isinstance(c, CompressedKVCache) for c in own):
         raise ConfigError(
             "trace: a method is attached to a part of the model; call kvcompress.detach on it first"
         )
-    entries = [Probe(watch) if type(c) is KVCache else c for c in caches]
-    for entry in entries:
-        if not isinstance(entry, Probe):
-            watch_writes(entry, watch)
-    return entries
+    for cache in own:
+        if type(cache) is not KVCache:
+            watch_writes(cache, watch)
+    return with_leaves(caches, (Probe(watch) if type(c) is KVCache else c for c in own))
 
 
 def _run(model: Module, entries: list[Any], tokens: int, *, far: bool = False) -> None:
-    for entry in entries:
-        if isinstance(entry, Probe):
-            entry.begin(far=far)
+    for cache in leaves(entries):
+        if isinstance(cache, Probe):
+            cache.begin(far=far)
     model(mx.zeros((1, tokens), mx.int32), cache=entries)
+
+
+def _slots(entries: list[Any]) -> Iterator[Slot]:
+    """What each cache was found to be.
+
+    A layer has its entry's place for a number; further layers of one entry count on from the end.
+    """
+    beyond = itertools.count(len(entries))
+    for place, entry in enumerate(entries):
+        numbers = itertools.chain([place], beyond)
+        for cache in leaves([entry]):
+            if isinstance(cache, Probe):
+                yield probed_slot(place, cache, next(numbers))
+            else:
+                yield plain_slot(place, cache)
 
 
 @contextlib.contextmanager

@@ -9,9 +9,10 @@ from threadpoolctl import ThreadpoolController
 
 from kvcompress.cache.dispatch import install
 from kvcompress.cache.native import native_caches
+from kvcompress.cache.nested import leaves, with_leaves
 from kvcompress.cache.trace import trace
 from kvcompress.calibrate.contract import Progress
-from kvcompress.calibrate.recorder import SKIP, LayerRecorder, RecordingCache
+from kvcompress.calibrate.recorder import SKIP, LayerRecorder, RecordingCache, Rows
 from kvcompress.calibrate.samples import LayerSamples
 from kvcompress.calibrate.selection import choose_rows
 from kvcompress.errors import UnsupportedModel
@@ -43,11 +44,11 @@ def record(
     Raises:
         UnsupportedModel: No layer can be compressed, or the model computes no finite numbers.
     """
-    layers = [slot.layer for slot in trace(model) if slot.layer is not None]
-    recorders = {layer.index: LayerRecorder(layer) for layer in layers}
+    of_caches = [LayerRecorder(slot.layer) if slot.layer else None for slot in trace(model)]
+    recorders = [recorder for recorder in of_caches if recorder is not None]
     if not recorders:
         raise UnsupportedModel("calibrate: no layer of the model keeps a cache to compress")
-    sample = SAMPLE_BYTES // sum(map(_row_bytes, layers))
+    sample = SAMPLE_BYTES // sum(_row_bytes(recorder.layer) for recorder in recorders)
     lengths = [len(window) for window in windows]
     chosen = choose_rows(lengths, sample, skip=SKIP, seed=seed)
     chosen_queries = choose_rows(lengths, QUERY_TOKENS, skip=SKIP, seed=seed)
@@ -60,9 +61,7 @@ def record(
             for window, rows, query_rows in zip(windows, chosen, chosen_queries, strict=True):
                 if progress:
                     progress("recording", done, total)
-                caches = native_caches(model)
-                for index, recorder in recorders.items():
-                    caches[index] = RecordingCache(caches[index], recorder, rows, query_rows)
+                caches = _recording(native_caches(model), of_caches, rows, query_rows)
                 # Recording computes each layer as it is reached; the logits stay lazy, unused.
                 for start in range(0, len(window), CHUNK):
                     model(mx.array(window[start : start + CHUNK])[None], cache=caches)
@@ -71,7 +70,18 @@ def record(
         lease.release()
     if progress:
         progress("recording", done, total)
-    return [recorder.finish() for recorder in recorders.values()]
+    return [recorder.finish() for recorder in recorders]
+
+
+def _recording(
+    caches: list[Any], recorders: list[LayerRecorder | None], rows: Rows, query_rows: Rows
+) -> list[Any]:
+    """A model's caches, each that has a recorder inside a cache that shows what it gets."""
+
+    def shown(cache: Any, recorder: LayerRecorder | None) -> Any:
+        return RecordingCache(cache, recorder, rows, query_rows) if recorder else cache
+
+    return with_leaves(caches, map(shown, leaves(caches), recorders))
 
 
 def _row_bytes(layer: LayerSpec) -> int:

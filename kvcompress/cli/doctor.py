@@ -136,8 +136,9 @@ def _print(name: str, text: str) -> None:
 
 
 def _print_layers(found: dict[str, Any], fates: Sequence[Fate]) -> None:
-    count = sum(fate.state == "compressed" for fate in fates)
-    print(f"\n{found['method']} on {found['model']}: {count} of {len(fates)} layers compressed")
+    count = len({fate.layer for fate in fates if fate.state == "compressed"})
+    layers = len({fate.layer for fate in fates})
+    print(f"\n{found['method']} on {found['model']}: {count} of {layers} layers compressed")
     for row in found["layers"]:
         _print(f"layers {row['layers']}", f"{WORDS[row['state']]}: {row['about']}")
     if found["note"]:

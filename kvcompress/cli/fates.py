@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from attrs import asdict, frozen
+from attrs import frozen
 
 if TYPE_CHECKING:
     from kvcompress.cache.slot import Slot
@@ -22,13 +22,15 @@ WORDS: Final = {
 
 @frozen
 class Fate:
-    """What becomes of a layer.
+    """What becomes of a layer's cache; a layer may have several.
 
     Attributes:
+        layer: The layer's place.
         state: One of :data:`WORDS`.
         about: How it is compressed, or why not.
     """
 
+    layer: int
     state: Literal["compressed", "left", "unsupported"]
     about: str
 
@@ -43,12 +45,13 @@ def fates_of(words: str, model: Any) -> tuple[list[Fate], str]:
         model: An mlx-lm model; its weights may be missing.
 
     Returns:
-        The fate of each layer, and what is to be said of all. There are no layers where the model
+        The fate of each cache, and what is to be said of all. There are none where the model
         cannot be run.
 
     Raises:
         KVCompressError: There is no such method, or the options are not legal.
     """
+    from kvcompress.cache.nested import leaves
     from kvcompress.cache.trace import trace
     from kvcompress.compare.methods import method_of
     from kvcompress.errors import UnsupportedModel
@@ -65,7 +68,7 @@ def fates_of(words: str, model: Any) -> tuple[list[Fate], str]:
     kept = f"{method.name} keeps the model's own caches"
     if any(method.skip_layers):
         kept = f"skip_layers={'+'.join(map(str, method.skip_layers))}"
-    pairs = zip(slots, caches, strict=True)
+    pairs = zip(slots, leaves(caches), strict=True)
     return [
         _compressed(slot, own) or _uncompressed(slot, "left", kept) for slot, own in pairs
     ], note
@@ -75,10 +78,13 @@ def alike(fates: Sequence[Fate]) -> list[dict[str, str]]:
     """Each fate once, with the layers that share it."""
     from kvcompress.cache.plan import ranges
 
-    places: dict[Fate, list[int]] = {}
-    for index, fate in enumerate(fates):
-        places.setdefault(fate, []).append(index)
-    return [{"layers": ranges(where), **asdict(fate)} for fate, where in places.items()]
+    places: dict[tuple[str, str], list[int]] = {}
+    for fate in fates:
+        places.setdefault((fate.state, fate.about), []).append(fate.layer)
+    return [
+        {"layers": ranges(where), "state": state, "about": about}
+        for (state, about), where in places.items()
+    ]
 
 
 def _caches(method: CompressionMethod, words: str, model: Any) -> tuple[list[Any] | None, str]:
@@ -118,14 +124,15 @@ def _compressed(slot: Slot, cache: Any) -> Fate | None:
         about.insert(1, f"values of {layer.value_dim}")
     if not layer.rotary_known:
         about.append("its rotation is not known")
-    return Fate("compressed", ", ".join(about) + (f"; {slot.reason}" if slot.reason else ""))
+    reason = f"; {slot.reason}" if slot.reason else ""
+    return Fate(slot.index, "compressed", ", ".join(about) + reason)
 
 
 def _uncompressed(slot: Slot, state: Literal["left", "unsupported"], why: str) -> Fate:
-    """The fate of a layer for its own reason, or else, as ``state``, for the method's."""
+    """The fate of a cache for its own reason, or else, as ``state``, for the method's."""
     if slot.kind == "compress":
-        return Fate(state, why)
-    return Fate("left" if slot.kind == "plain" else "unsupported", slot.reason)
+        return Fate(slot.index, state, why)
+    return Fate(slot.index, "left" if slot.kind == "plain" else "unsupported", slot.reason)
 
 
 @contextmanager

@@ -74,9 +74,10 @@ def _encode(tokenizer: Any, words: str, raw: bool) -> list[int]:
 
 
 def _statistics(last: Any, caches: list[Any], model: Any) -> str:
+    from kvcompress.cache.nested import leaves
     from kvcompress.compare.memory import memory_measures
 
-    tokens = max(getattr(cache, "offset", 0) for cache in caches)
+    tokens = max(getattr(cache, "offset", 0) for cache in leaves(caches))
     measured = memory_measures(caches, model, tokens)
     return (
         f"prompt {last.prompt_tokens} tokens, {last.prompt_tps:.1f} tokens/s; "

@@ -69,10 +69,11 @@ class Estimator:
     def __init__(self, method: CompressionMethod, model: Any) -> None:
         from kvcompress.cache.accounting import shared_table_bytes
         from kvcompress.cache.kvcache import CompressedKVCache
+        from kvcompress.cache.nested import leaves
 
         self._method = method
         self._model = model
-        caches = method.make_cache(model)
+        caches = leaves(method.make_cache(model))
         self._ours = [cache for cache in caches if isinstance(cache, CompressedKVCache)]
         self._has_plain = len(self._ours) < len(caches)
         self._table_bytes = shared_table_bytes([cache.codec for cache in self._ours])
@@ -125,21 +126,21 @@ class Estimator:
         return compressed + self._plain_bytes(context) + self._table_bytes
 
     def _plain_bytes(self, context: int) -> int:
-        """What the entries that are not ours hold, from the shapes of an unevaluated run."""
+        """What the caches that are not ours hold, from the shapes of an unevaluated run."""
         if not self._has_plain:
             return 0
         from mlx_lm.models.cache import make_prompt_cache
 
         from kvcompress.cache.kvcache import CompressedKVCache
+        from kvcompress.cache.nested import leaves, with_leaves
         from kvcompress.compare.memory import feed_unevaluated, held
 
-        own = make_prompt_cache(self._model)
-        mixed = [
-            plain if isinstance(cache, CompressedKVCache) else cache
-            for cache, plain in zip(self._method.make_cache(self._model), own, strict=True)
-        ]
-        feed_unevaluated(self._model, mixed, context)
-        others = [cache for cache, plain in zip(mixed, own, strict=True) if cache is not plain]
+        caches = self._method.make_cache(self._model)
+        every, own = leaves(caches), leaves(make_prompt_cache(self._model))
+        others = [cache for cache in every if not isinstance(cache, CompressedKVCache)]
+        pairs = zip(every, own, strict=True)
+        mixed = (plain if isinstance(c, CompressedKVCache) else c for c, plain in pairs)
+        feed_unevaluated(self._model, with_leaves(caches, mixed), context)
         return sum(int(array.nbytes) for array in held(others))
 
 

@@ -31,10 +31,11 @@ def walked_bytes(caches: Sequence[Any], model: Any) -> tuple[int, int]:
     Returns:
         Bytes of this sequence alone, and bytes of tables that sequences share.
     """
+    from kvcompress.cache.nested import leaves
     from kvcompress.cache.walk import reachable_arrays
 
     weights = _ids(reachable_arrays([model]))
-    shared = [getattr(cache, name, None) for cache in caches for name in _SHARED]
+    shared = [getattr(cache, name, None) for cache in leaves(caches) for name in _SHARED]
     tables = [array for array in reachable_arrays(shared) if id(array) not in weights]
     aside = weights | _ids(tables)
     own = [array for array in reachable_arrays(caches) if id(array) not in aside]
@@ -75,10 +76,9 @@ def held(caches: Sequence[Any]) -> Iterator[mx.array]:
     """What mlx-lm's own caches hold of their tokens, without the room for tokens to come."""
     from mlx.utils import tree_flatten
 
-    for cache in caches:
-        if isinstance(inner := getattr(cache, "caches", None), tuple | list):
-            yield from held(inner)
-            continue
+    from kvcompress.cache.nested import leaves
+
+    for cache in leaves(caches):
         offset = getattr(cache, "offset", None)
         for leaf in dict(tree_flatten(cache.state)).values():
             if not isinstance(leaf, mx.array):

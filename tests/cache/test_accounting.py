@@ -3,6 +3,7 @@ from __future__ import annotations
 import mlx.core as mx
 from hypothesis import given
 from hypothesis import strategies as st
+from mlx_lm.models.cache import ArraysCache, CacheList
 
 from kvcompress.cache.accounting import predict_bytes, report
 from kvcompress.cache.walk import reachable_arrays
@@ -53,6 +54,15 @@ def test_numbers_of_the_report() -> None:
     assert numbers.bits_per_value == 8 * numbers.resident_bytes / (100 * 2 * 48)
     assert (numbers.plain_layers, numbers.plain_bytes) == (1, 77)
     assert len(numbers.layers) == 1
+
+
+def test_bundled_caches_are_counted_as_the_single_ones_they_are() -> None:
+    held, state = cache(), ArraysCache(1)
+    _, k, v = tokens(100)
+    held.update_and_fetch(k, v)
+    state[0] = mx.zeros((1, 5), mx.float32)
+    assert report([CacheList(state, held)]) == report([state, held])
+    assert report([CacheList(state, held)]).plain_bytes == 20
 
 
 class _Plain:

@@ -4,15 +4,16 @@ import logging
 from typing import Any
 
 import pytest
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from kvcompress.cache import plan
 from kvcompress.cache.kvcache import CompressedKVCache
+from kvcompress.cache.nested import leaves
 from kvcompress.cache.plan import make_plan
 from kvcompress.codec import KVCodec
 from kvcompress.errors import ConfigError, UnsupportedModel
 from kvcompress.layers import LayerSpec
-from tests.toy_model import Near
+from tests.toy_model import Bundling, Near, ordinary
 from tests.zoo import tiny
 
 
@@ -58,6 +59,23 @@ def test_a_skipped_layer_is_as_the_model_makes_it() -> None:
     assert [type(c) for c in caches] == [KVCache, CompressedKVCache, KVCache, KVCache]
 
 
+def test_bundled_caches_are_those_of_the_plan_in_the_bundles_that_the_model_makes() -> None:
+    model = Bundling(ordinary)
+    made = make_plan(Near(), model)
+    first, second = made.caches(model), made.caches(model)
+    assert [type(c) for c in first] == [CacheList, CompressedKVCache, CacheList]
+    assert [type(c) for c in first[0].caches] == [CompressedKVCache, ArraysCache, CompressedKVCache]
+    assert [c.layer.index for c in leaves(first) if type(c) is CompressedKVCache] == [0, 3, 1, 2]
+    assert not {*map(id, leaves(first))} & {*map(id, leaves(second))}
+
+
+def test_skip_layers_counts_bundled_layers_one_by_one() -> None:
+    model = Bundling(ordinary)
+    caches = make_plan(Near(skip_layers=1), model).caches(model)
+    kinds = [type(c) for c in leaves(caches)]
+    assert kinds == [KVCache, ArraysCache, CompressedKVCache, CompressedKVCache, KVCache]
+
+
 @pytest.mark.parametrize("skip", [2, (4, 0), (0, 4), (3, 1), (9, 9)])
 def test_skip_layers_must_leave_one(skip: Any) -> None:
     with pytest.raises(ConfigError, match=r"near: skip_layers must leave one of the 4 layers"):
@@ -100,6 +118,30 @@ def test_what_stays_plain_is_told_once(caplog: pytest.LogCaptureFixture) -> None
     )
 
 
+@pytest.mark.parametrize(
+    ("family", "told"),
+    [
+        (
+            "falcon_h1",
+            "4 of 4 layers compressed (0-3); left as the model makes them: 0-3 (ArraysCache: it "
+            "holds a recurrent state, which does not grow)",
+        ),
+        (
+            "baichuan_m1",
+            "2 of 4 layers compressed (0, 2); left as the model makes them: 0-3 (ArraysCache: it "
+            "holds a recurrent state, which does not grow); 1, 3 (RotatingKVCache: its sliding "
+            "window bounds it)",
+        ),
+    ],
+)
+def test_what_stays_plain_of_a_bundle_is_told(
+    family: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_plan(Near(), tiny(family))
+    (record,) = caplog.records
+    assert record.getMessage() == f"near on {family}: {told}"
+
+
 def test_attention_that_decodes_is_told(caplog: pytest.LogCaptureFixture) -> None:
     make_plan(Near(), tiny("gemma2"))
     (record,) = caplog.records
@@ -122,9 +164,10 @@ def test_a_model_that_makes_other_caches_than_before_is_refused() -> None:
     model.make_cache = lambda: [KVCache()]
     with pytest.raises(UnsupportedModel, match="makes 1 caches, but made 4"):
         made.caches(model)
-    model.make_cache = lambda: [RotatingKVCache(8)] * 4
-    with pytest.raises(UnsupportedModel, match=r"entry 0 .* is a RotatingKVCache, but was"):
-        made.caches(model)
+    for entries in ([RotatingKVCache(8)] * 4, [CacheList(*[RotatingKVCache(8)] * 4)]):
+        model.make_cache = entries.copy
+        with pytest.raises(UnsupportedModel, match=r"entry 0 .* is a RotatingKVCache, but was"):
+            made.caches(model)
 
 
 def test_a_part_of_a_pipeline_is_refused() -> None:

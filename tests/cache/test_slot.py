@@ -6,10 +6,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import (
     ArraysCache,
-    CacheList,
     ChunkedKVCache,
     ConcatenateKVCache,
-    KVCache,
     QuantizedKVCache,
     RotatingKVCache,
 )
@@ -159,7 +157,6 @@ def test_odd_use_of_a_cache_leaves_it_plain_and_says_why(layer: Any, reason: str
         (RotatingKVCache(8), "window"),
         (ChunkedKVCache(8), "chunk"),
         (ArraysCache(2), "recurrent"),
-        (CacheList(KVCache()), "bundles"),
         (QuantizedKVCache(), "quantised"),
         (ConcatenateKVCache(), "only plain KVCaches"),
     ],

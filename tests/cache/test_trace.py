@@ -11,26 +11,25 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.models import llama as llama_module
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import CacheList, KVCache
 
 from kvcompress.cache.dispatch import modules_of
 from kvcompress.cache.kvcache import CompressedKVCache
+from kvcompress.cache.nested import leaves
 from kvcompress.cache.trace import trace
 from kvcompress.errors import ConfigError, UnsupportedModel
 from kvcompress.layers import LayerSpec, Rotary
 from tests.stand_ins import cache as compressed_cache
-from tests.toy_model import Attention, Toy, ordinary
+from tests.toy_model import Attention, Bundling, Toy, ordinary
 from tests.zoo import FAMILIES, logits, tiny
 
 # Every cache holds a latent, a recurrent state, a window, or several of them.
 NOTHING = {
-    "baichuan_m1",
     "bailing_hybrid",
     "bailing_moe_v3",
     "deepseek_v3",
     "deepseek_v32",
     "deepseek_v41",
-    "falcon_h1",
     "glm4_moe_lite",
     "glm_moe_dsa",
     "kimi_k25",
@@ -41,7 +40,6 @@ NOTHING = {
     "longcat_flash_ngram",
     "mamba",
     "mamba2",
-    "minimax_m3_vl",
     "mistral4",
     "recurrent_gemma",
     "rwkv7",
@@ -79,8 +77,9 @@ def test_what_is_learnt_of_a_family(family: str) -> None:
     model = tiny(family)
     made = model.make_cache() if hasattr(model, "make_cache") else [KVCache()] * len(model.layers)
     slots = trace(model)
-    assert [slot.index for slot in slots] == list(range(len(made)))
-    for slot, cache in zip(slots, made, strict=True):
+    places = [place for place, entry in enumerate(made) for _ in leaves([entry])]
+    assert [slot.index for slot in slots] == places
+    for slot, cache in zip(slots, leaves(made), strict=True):
         assert (slot.kind == "plain") == (type(cache) is not KVCache)
         assert bool(slot.reason) == (slot.kind != "compress" or not slot.query_visible)
     fit = [slot for slot in slots if slot.kind == "compress"]
@@ -133,6 +132,22 @@ def test_the_embedded_model_is_learnt_in_full(demo: tuple[Any, Any]) -> None:
     for slot in slots:
         rotary = Rotary(64, base=1e5)
         assert slot.layer == LayerSpec(slot.index, 3, 9, 64, 64, "float32", rotary, True)
+
+
+def test_bundled_caches_are_learnt_one_by_one_and_every_layer_has_a_number_of_its_own() -> None:
+    slots = trace(Bundling(ordinary))
+    assert [slot.index for slot in slots] == [0, 0, 0, 1, 2]
+    assert [slot.layer and slot.layer.index for slot in slots] == [0, None, 3, 1, 2]
+    assert [slot.kind for slot in slots] == ["compress", "plain", *["compress"] * 3]
+    assert all(slot.layer.rotary == Rotary(8, base=100.0) for slot in slots if slot.layer)
+
+
+def test_bundled_arrays_that_a_model_takes_leave_their_layer_plain() -> None:
+    for family in ("deepseek_v32", "minimax_m3_vl"):
+        slots = trace(tiny(family))
+        both = [s for s in slots if [other.index for other in slots].count(s.index) == 2]
+        assert both
+        assert all("past the cache's interface" in slot.reason for slot in both)
 
 
 def test_layers_that_share_a_cache_are_counted() -> None:
@@ -301,8 +316,13 @@ def test_a_model_with_a_method_on_one_of_its_parts_is_refused() -> None:
         def make_cache(self) -> list[CompressedKVCache]:
             return [compressed_cache()]
 
-    with pytest.raises(ConfigError, match="attached to a part of the model"):
-        trace(Attached(ordinary))
+    class Within(Toy):
+        def make_cache(self) -> list[CacheList]:
+            return [CacheList(compressed_cache())]
+
+    for kind in (Attached, Within):
+        with pytest.raises(ConfigError, match="attached to a part of the model"):
+            trace(kind(ordinary))
 
 
 def test_a_trace_beside_a_running_model_disturbs_neither() -> None:

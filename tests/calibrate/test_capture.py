@@ -147,7 +147,10 @@ def shapes(samples: LayerSamples) -> tuple[tuple[int, ...], ...]:
     return samples.keys.shape, samples.values.shape, samples.queries.shape
 
 
-@pytest.mark.parametrize("family", ["qwen3", "phi", "gemma3_text", "smollm3", "gpt2"])
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3", "phi", "gemma3_text", "smollm3", "gpt2", "falcon_h1", "baichuan_m1", "minimax_m3_vl"],
+)
 def test_other_families_are_recorded(family: str) -> None:
     from tests.zoo import tiny
 

@@ -47,6 +47,18 @@ def test_layers_alike_are_one_line() -> None:
     }
 
 
+def test_a_layer_that_bundles_caches_has_a_line_for_each_kind() -> None:
+    state = ("left", "ArraysCache: it holds a recurrent state, which does not grow")
+    model = tiny("falcon_h1")
+    fates, _ = fates_of("near", model)
+    assert [(row["layers"], row["state"]) for row in alike(fates)] == [
+        ("0-3", "left"),
+        ("0-3", "compressed"),
+    ]
+    assert (fates[0].state, fates[0].about) == state
+    assert fates[1].about == "2 key heads of 16 channels, 32.00 bits a number"
+
+
 def test_bits_are_those_that_a_coded_number_takes() -> None:
     [(state, about)] = told(
         "turboquant:bits=2", tiny("llama", head_dim=64, num_key_value_heads=1)
@@ -121,7 +133,7 @@ def test_nothing_is_logged_and_the_logger_is_left_as_it_was(
 
 
 def test_runs_of_layers_are_joined() -> None:
-    one, other = Fate("compressed", "so"), Fate("left", "so")
-    rows = alike([one, other, other, one, other, one, one, one])
+    states = ["compressed", "left", "left", "compressed", "left", *["compressed"] * 3]
+    rows = alike([Fate(place, state, "so") for place, state in enumerate(states)])
     assert [row["layers"] for row in rows] == ["0, 3, 5-7", "1-2, 4"]
     assert alike([]) == []

@@ -3,12 +3,17 @@ from __future__ import annotations
 import io
 import re
 import sys
+from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
+from kvcompress import get_method
+from kvcompress.cli.generate import _statistics
 from kvcompress.models import load_model
 from tests.cli.models import call, peak, tiny_is_embedded, tiny_model
+from tests.zoo import tiny
 
 __all__ = ["peak", "tiny_is_embedded", "tiny_model"]
 
@@ -40,6 +45,16 @@ def test_text_goes_to_stdout_and_numbers_to_stderr(
         r"cache 0.26 MB, [\d.]+ times smaller than float16\n",
         err,
     )
+
+
+def test_the_numbers_are_those_of_bundled_caches_too() -> None:
+    model = tiny("falcon_h1")
+    caches = get_method("turboquant", bits=2, window=8).make_cache(model)
+    mx.eval(model(mx.ones((1, 400), mx.int32), cache=caches), [cache.state for cache in caches])
+    last = SimpleNamespace(prompt_tokens=0, prompt_tps=0, generation_tokens=0, generation_tps=0)
+    found = re.search(r"([\d.]+) times smaller than float16", _statistics(last, caches, model))
+    assert found
+    assert float(found[1]) > 1.5
 
 
 def test_a_window_beyond_the_text_changes_nothing(

@@ -7,16 +7,17 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from kvcompress import get_method
+from kvcompress import get_method, report
 from kvcompress.calibrate import calibrate
 from kvcompress.compare.estimate import MOST_TOKENS, Estimator, estimator_of
-from kvcompress.compare.memory import walked_bytes
+from kvcompress.compare.memory import memory_measures, walked_bytes
 from kvcompress.compare.methods import method_of
 from kvcompress.compare.skeleton import skeleton
 from kvcompress.errors import CalibrationRequired, ConfigError, UnsupportedModel
 from kvcompress.models import load_model
 from kvcompress.text import load_text
 from tests.compare.tiny import save_tiny_model
+from tests.zoo import tiny
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,22 @@ def test_layers_left_alone_are_counted_apart(model: Any) -> None:
     assert estimate.plain_bytes == 1000 * 2 * 2 * 32 * 4
     for part in ("key_bytes", "value_bytes", "exact_bytes"):
         assert getattr(estimate, part) * 2 == getattr(whole, part)
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "baichuan_m1"])
+def test_bundled_caches_are_counted_by_what_becomes_of_each(family: str) -> None:
+    model, method = tiny(family), get_method("turboquant", bits=3, window=16)
+    caches = method.make_cache(model)
+    for tokens in (499, 1):
+        model(mx.zeros((1, tokens), mx.int32), cache=caches)
+        mx.eval([cache.state for cache in caches])
+    estimate, counted = Estimator(method, model).at(500), report(caches)
+    resident, tables = walked_bytes(caches, model)
+    assert resident == counted.resident_bytes + counted.plain_bytes
+    assert estimate.plain_bytes == counted.plain_bytes > 0
+    assert estimate.sequence_bytes == resident - counted.reserved_bytes
+    assert estimate.table_bytes == tables
+    assert memory_measures(caches, model, 500)["fp16_bytes"] == estimate.fp16_bytes
 
 
 def test_full_precision_is_all_plain(model: Any) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from mlx_lm.models import cache as caches
 from mlx_lm.models.cache import (
+    CacheList,
     KVCache,
     LRUPromptCache,
     can_trim_prompt_cache,
@@ -34,6 +35,7 @@ from kvcompress import attach, get_method, list_methods, load_cache, make_cache,
 from kvcompress.cache import CompressedKVCache
 from kvcompress.cache.batch import CompressedBatchCache
 from kvcompress.cache.native import native_caches
+from kvcompress.cache.nested import leaves
 from tests.made_up import METHODS, made_up, words
 from tests.zoo import tiny
 
@@ -171,6 +173,28 @@ def test_mlx_lms_writer_takes_the_state_and_its_loader_builds_no_other_class(
     again = load_prompt_cache(path)
     assert [type(c) for c in again] == [kind] * len(held)
     assert greedy(model, again, 20) == greedy(model, held, 20)
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "baichuan_m1", "minimax_m3_vl"])
+def test_bundled_caches_go_through_mlx_lms_files_and_copies_as_single_ones_do(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundling, method = made_up(family), get_method("turboquant", bits=2, **OPTIONS)
+    held = fed(method, bundling)
+    assert holds_codes(leaves(held))
+    path, wanted = str(tmp_path / "a.safetensors"), greedy(bundling, copy.deepcopy(held), 20)
+    save_prompt_cache(path, held)
+    with pytest.raises(KeyError, match="CompressedKVCache"):
+        load_prompt_cache(path)
+    monkeypatch.setattr(caches, "CompressedKVCache", CompressedKVCache, raising=False)
+    again = load_prompt_cache(path)
+    assert [type(c) for c in again] == [CacheList] * len(held)
+    assert [type(c) for c in leaves(again)] == [type(c) for c in leaves(held)]
+    kept = LRUPromptCache(4)
+    kept.insert_cache("m", PROMPT.tolist(), held)
+    found, _ = kept.fetch_nearest_cache("m", PROMPT.tolist())
+    for each in (again, found, held):
+        assert greedy(bundling, each, 20) == wanted
 
 
 CHILD = """

@@ -14,6 +14,7 @@ import pytest
 from mlx_lm.generate import _merge_caches
 from mlx_lm.models.cache import (
     ArraysCache,
+    CacheList,
     ChunkedKVCache,
     KVCache,
     RotatingKVCache,
@@ -22,9 +23,10 @@ from mlx_lm.models.cache import (
 )
 
 from benchmarks.families import COMMAND, row
-from kvcompress import attach, get_method, make_cache
+from kvcompress import attach, get_method, load_cache, make_cache, save_cache
 from kvcompress.cache import CompressedKVCache
 from kvcompress.cache.native import native_caches
+from kvcompress.cache.nested import leaves
 from kvcompress.errors import UnsupportedModel
 from kvcompress.method import Method
 from tests.toy_model import Near
@@ -90,7 +92,12 @@ MUST = [
     "qwen3_5_moe",
     "qwen3_next",
     "bailing_moe_linear",
+    "falcon_h1",
+    "baichuan_m1",
 ]
+
+# Compressed families that keep several caches of a layer in one entry of their list.
+BUNDLED = ["baichuan_m1", "falcon_h1", "minimax_m3_vl"]
 
 # Compressed families that mlx-lm itself cannot run in a batch, by what the error says.
 UNBATCHED = {
@@ -135,7 +142,7 @@ class Met:
         """Logits through a method's caches, of which every compressed one holds codes."""
         caches = make_cache(method, self.model)
         out = self.run(caches)
-        assert {c.tokens_coded for c in caches if isinstance(c, CompressedKVCache)} == {16}
+        assert {cache.tokens_coded for cache in ours(caches)} == {16}
         return out
 
     def native(self) -> list[Any]:
@@ -147,6 +154,10 @@ class Met:
     @cached_property
     def expected(self) -> mx.array:
         return self.run(self.native())
+
+
+def ours(caches: list[Any]) -> list[CompressedKVCache]:
+    return [cache for cache in leaves(caches) if isinstance(cache, CompressedKVCache)]
 
 
 def with_fate(fate: str) -> list[str]:
@@ -183,20 +194,22 @@ def test_the_results_are_of_every_family_and_by_the_command() -> None:
 
 @pytest.mark.parametrize("family", MUST)
 def test_the_families_in_use_are_compressed_wherever_they_attend_to_everything(family: str) -> None:
-    kinds = [type(cache) for cache in native_caches(tiny(family))]
-    assert set(kinds) <= {KVCache, RotatingKVCache, ChunkedKVCache, ArraysCache}
-    full = [i for i, kind in enumerate(kinds) if kind is KVCache]
+    kinds = [{type(c) for c in leaves([entry])} for entry in native_caches(tiny(family))]
+    assert set().union(*kinds) <= {KVCache, RotatingKVCache, ChunkedKVCache, ArraysCache}
+    full = [i for i, kind in enumerate(kinds) if KVCache in kind]
     assert full
     assert STORED[family]["compressed"] == full
 
 
 def test_logits_are_the_models_to_the_bit_while_nothing_is_coded(compressed: Met) -> None:
-    caches = make_cache(KEEPS_ALL, compressed.model)
-    kinds = [type(cache) for cache in caches]
+    caches, own = make_cache(KEEPS_ALL, compressed.model), compressed.native()
     chosen = STORED[compressed.family]["compressed"]
-    assert [i for i, kind in enumerate(kinds) if kind is CompressedKVCache] == chosen
-    for i, (kind, own) in enumerate(zip(kinds, compressed.native(), strict=True)):
-        assert i in chosen or kind is type(own)
+    assert [i for i, entry in enumerate(caches) if ours([entry])] == chosen
+    bundled = [type(entry) is CacheList for entry in caches]
+    assert bundled == [type(entry) is CacheList for entry in own]
+    assert any(bundled) == (compressed.family in BUNDLED)
+    for now, was in zip(leaves(caches), leaves(own), strict=True):
+        assert (type(now), type(was)) == (CompressedKVCache, KVCache) or type(now) is type(was)
     assert mx.array_equal(compressed.run(caches), compressed.expected)
 
 
@@ -217,7 +230,7 @@ def test_trimming_goes_back_as_the_models_own_caches_do(compressed: Met) -> None
         compressed.run(each)
     assert can_trim_prompt_cache(caches) == can_trim_prompt_cache(own)
     if not can_trim_prompt_cache(own):
-        for cache in (c for c in caches if isinstance(c, CompressedKVCache)):
+        for cache in ours(caches):
             assert cache.trim(6) == 6
             assert cache.offset == 23
         return
@@ -261,6 +274,19 @@ def test_a_batch_of_two_computes_what_a_batch_of_the_models_own_does(compressed:
     assert deviation(together(compressed, compressed.near), expected) < 1e-4
     alike = deviation(expected, apart(compressed, compressed.native)) < 1e-4
     assert alike == (compressed.family not in UNLIKE_ALONE)
+
+
+@pytest.mark.parametrize("family", BUNDLED)
+def test_bundled_caches_go_on_from_a_file_as_if_never_stopped(family: str, tmp_path: Path) -> None:
+    met = Met(family)
+    caches = make_cache(FINE, met.model)
+    met.run(caches)
+    save_cache(tmp_path / "a.safetensors", caches)
+    loaded = load_cache(tmp_path / "a.safetensors", met.model)
+    assert [type(entry) for entry in loaded] == [CacheList] * len(caches)
+    assert [c.tokens_coded for c in ours(loaded)] == [c.tokens_coded for c in ours(caches)]
+    got, expected = (met.run(each, (3, 1, 1), 29) for each in (loaded, caches))
+    assert mx.array_equal(got, expected)
 
 
 def test_a_family_with_nothing_to_compress_is_refused_with_reasons(refused: Met) -> None:

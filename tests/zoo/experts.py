@@ -33,7 +33,14 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "Klear": {},
     "minimax": {"shared_intermediate_size": 0, "rotary_dim": 8},
     "minimax_m3_vl": wrapped(
-        "minimax_m3_text", dense_intermediate_size=96, shared_intermediate_size=32
+        "minimax_m3_text",
+        dense_intermediate_size=96,
+        shared_intermediate_size=32,
+        sparse_attention_freq=[0, 1] * 2,
+        index_n_heads=2,
+        index_head_dim=16,
+        index_block_size=8,
+        index_topk_blocks=3,
     ),
     "mixtral": {},
     "olmoe": {},
