@@ -11,6 +11,7 @@ from kvcompress import __version__
 from kvcompress.models import embedded
 from tests.cli.models import call, tiny_model
 from tests.fake_site import Site
+from tests.zoo import fields_of
 
 __all__ = ["tiny_model"]
 
@@ -52,6 +53,20 @@ def test_a_model_s_layers_are_shown(capsys: pytest.CaptureFixture[str], tiny_mod
     assert lines(out)["layers 0-1"] == [
         "compressed: 2 key heads of 32 channels, 3.50 bits a number"
     ]
+
+
+def test_layers_that_bundle_caches_are_counted_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(fields_of("falcon_h1")))
+    code, out, err = call(capsys, "doctor", "--model", str(tmp_path), "--method", "turboquant")
+    assert (code, err) == (0, "")
+    assert "4 of 4 layers compressed\n" in out
+    left, compressed = lines(out)["layers 0-3"]
+    assert left == (
+        "left as the model makes it: ArraysCache: it holds a recurrent state, which does not grow"
+    )
+    assert compressed.startswith("compressed: 2 key heads of 16 channels")
 
 
 def test_json_has_the_same(capsys: pytest.CaptureFixture[str], tiny_model: str) -> None:

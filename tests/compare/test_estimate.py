@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from kvcompress import get_method, report
+from kvcompress.cache.trace import trace
 from kvcompress.calibrate import calibrate
 from kvcompress.compare.estimate import MOST_TOKENS, Estimator, estimator_of
 from kvcompress.compare.memory import memory_measures, walked_bytes
@@ -17,7 +19,7 @@ from kvcompress.errors import CalibrationRequired, ConfigError, UnsupportedModel
 from kvcompress.models import load_model
 from kvcompress.text import load_text
 from tests.compare.tiny import save_tiny_model
-from tests.zoo import tiny
+from tests.zoo import fields_of, tiny
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +138,15 @@ def test_a_skeleton_needs_no_weights_and_reads_none(tmp_path: Path) -> None:
     estimate = Estimator(get_method("turboquant", bits=4), bare).at(5000)
     assert mx.get_active_memory() - before < estimate.table_bytes + 10_000
     assert len(make_prompt_cache(bare)) == 2
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "gemma3", "gemma3n", "minicpm", "qwen3_vl"])
+def test_a_skeleton_is_built_of_families_that_look_for_their_weights(
+    family: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(fields_of(family)))
+    slots = trace(skeleton(str(tmp_path), "float32"))
+    assert slots == trace(tiny(family))
 
 
 def test_a_skeleton_has_the_type_that_the_model_would_have(tiny_model: Path) -> None:

@@ -73,6 +73,13 @@ def _standing_in(name: str) -> Iterator[None]:
             del sys.modules[name]
 
 
+def fields_of(family: str, **overrides: Any) -> dict[str, Any]:
+    """What the configuration of :func:`tiny`'s model says."""
+    known = inspect.signature(_module(family).ModelArgs).parameters
+    fields = {k: v for k, v in COMMON.items() if k in known} | FIELDS[family] | overrides
+    return {"model_type": family} | fields if "model_type" in known else fields
+
+
 def tiny(family: str, **overrides: Any) -> nn.Module:
     """Build a seeded float32 model of a family with about 100,000 parameters.
 
@@ -81,12 +88,8 @@ def tiny(family: str, **overrides: Any) -> nn.Module:
         overrides: Fields of the family's ``ModelArgs``.
     """
     module = _module(family)
-    known = inspect.signature(module.ModelArgs).parameters
-    fields = {k: v for k, v in COMMON.items() if k in known} | FIELDS[family] | overrides
-    if "model_type" in known:
-        fields.setdefault("model_type", family)
     mx.random.seed(7)
-    model: nn.Module = module.Model(module.ModelArgs.from_dict(fields))
+    model: nn.Module = module.Model(module.ModelArgs.from_dict(fields_of(family, **overrides)))
     model.update(tree_map(_drawn, model.parameters()))
     model.eval()
     mx.eval(model.parameters())
