@@ -103,12 +103,15 @@ def coded_bits(name: str) -> float | None:
 
 def attention(name: str) -> str:
     """The table of ``benchmarks/attention.py``."""
-    head = ("method", "D", "tokens", "plain float32, ms", "on codes, ms", "ratio", "outside, ms")
-    lines = [piped(head), piped(("---", *["---:"] * 6))]
+    head = ("method", "D", "tokens", "plain, ms", "float16, ms", "on codes, ms", "ratio", "outside")
+    lines = [piped(head), piped(("---", *["---:"] * 7))]
     for row in _rows(name)["rows"]:
-        times = (f"{row[key]:.2f}" for key in ("plain_ms", "codes_ms", "ratio", "outside_ms"))
+        times = (f"{row[f'{key}_ms']:.2f}" for key in ("plain", "plain_fp16", "codes"))
+        low, high = row["ratio_quartiles"]
+        ratio = f"{row['ratio']:.2f} ({low:.2f}-{high:.2f})"
         sizes = (str(row["head_dim"]), f"{row['tokens']:,}")
-        lines.append(piped((f"`{row['method']}`", *sizes, *times)))
+        outside = f"{row['outside_ms']:.2f}"
+        lines.append(piped((f"`{row['method']}`", *sizes, *times, ratio, outside)))
     return "\n".join(lines) + "\n"
 
 
