@@ -107,7 +107,8 @@ def calibrate_command(method: Any) -> str:
             words.append(
                 f"{name}={'+'.join(map(str, value)) if isinstance(value, list) else value}"
             )
-    return f"kvcompress calibrate --method {':'.join(words)} --out calibration.safetensors"
+    spec = ":".join(words)
+    return f"kvcompress calibrate --method {spec} --model MODEL --out calibration.safetensors"
 
 
 def calibration_of(method: Any) -> Calibration:

@@ -42,7 +42,7 @@ def test_options_outside_fit_options_do_not_matter() -> None:
 def test_a_method_without_tables_names_the_command() -> None:
     with pytest.raises(CalibrationRequired, match=r"no tables for it \(methods: none\)") as caught:
         calibration().tables(Peak(bits=3), LAYERS[0])
-    assert "kvcompress calibrate --method peak:bits=3 --out" in str(caught.value)
+    assert "kvcompress calibrate --method peak:bits=3 --model MODEL --out" in str(caught.value)
     with pytest.raises(CalibrationRequired, match=r"\(methods: peak\)"):
         calibration(Peak()).tables(Plain(), LAYERS[0])
 

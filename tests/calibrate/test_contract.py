@@ -46,7 +46,7 @@ def test_the_command_can_be_read_back() -> None:
 def test_a_method_without_its_calibration_says_how_to_make_one() -> None:
     with pytest.raises(CalibrationRequired, match="peak: needs a calibration") as caught:
         calibration_of(Peak(bits=2))
-    assert "kvcompress calibrate --method peak:bits=2 --out" in str(caught.value)
+    assert "kvcompress calibrate --method peak:bits=2 --model MODEL --out" in str(caught.value)
     made = calibration()
     assert calibration_of(Peak(calibration=made)) is made
 
