@@ -14,11 +14,12 @@ from mlx_lm.models.cache import KVCache, LRUPromptCache, make_prompt_cache
 
 import kvcompress as kv
 from kvcompress.cache.kvcache import CompressedKVCache
-from kvcompress.cache.walk import reachable_arrays
 from kvcompress.cli import serving
 from kvcompress.errors import ConfigError, UnsupportedModel
 from tests.cli.models import tiny_model
 from tests.compare import tiny
+from tests.kept import conversations, walked_bytes
+from tests.made_up import METHODS
 
 __all__ = ["tiny_model"]
 
@@ -73,9 +74,9 @@ def started(monkeypatch: pytest.MonkeyPatch, tiny_model: str) -> Iterator[Any]:
     """Start what a command line would, but for HTTP."""
     running: list[Served] = []
 
-    def start(*flags: str, **options: Any) -> Served:
-        method = kv.get_method("turboquant", **{"window": 16, **options})
-        provider = provider_of(monkeypatch, method, "--model", tiny_model, *flags)
+    def start(*flags: str, method: str = "turboquant", **options: Any) -> Served:
+        chosen = kv.get_method(method, **{"window": 16, **options})
+        provider = provider_of(monkeypatch, chosen, "--model", tiny_model, *flags)
         running.append(Served(provider))
         return running[-1]
 
@@ -135,20 +136,23 @@ def test_a_prompt_that_is_asked_again_is_not_read_again(started: Any, seed: int 
     assert first.tokens == again.tokens
 
 
-def test_kept_conversations_are_compressed_and_counted_at_their_size(started: Any) -> None:
-    served = started()
+@pytest.mark.parametrize("method", METHODS)
+def test_kept_conversations_are_compressed_and_counted_at_their_size(
+    started: Any, method: str
+) -> None:
+    served = started(method=method, **METHODS[method])
     for topic in ("Names", "Classes", "The yield"):
         served.ask(f"{topic}. {PROMPT}")
-    keys = list(served.kept._lru._lrus["assistant"])
-    kept = [served.kept._trie.get(*key).prompt_cache for key in keys]
+    kept = conversations(served.kept)
     assert len(kept) == 3
-    for (_, tokens), caches in zip(keys, kept, strict=True):
-        assert all(type(cache) is CompressedKVCache for cache in caches)
-        assert all(cache.offset == len(tokens) for cache in caches)
-        assert all(cache.store.tokens >= 32 for cache in caches)
-    parts = [(c.exact, c.store, c.constants) for caches in kept for c in caches]
-    walked = sum(array.nbytes for array in reachable_arrays(parts))
-    assert served.kept.nbytes == walked > 0
+    for tokens, caches in kept:
+        assert {cache.offset for cache in caches} == {len(tokens)}
+        if method != "fp16":
+            assert {type(cache) for cache in caches} == {CompressedKVCache}
+            assert all(cache.store.tokens >= 32 for cache in caches)
+    ours = sum(cache.nbytes for _, caches in kept for cache in caches)
+    walked = sum(walked_bytes(caches) for _, caches in kept)
+    assert served.kept.nbytes == ours == walked > 0
 
 
 def test_the_limit_of_bytes_counts_what_is_kept(started: Any) -> None:
@@ -161,9 +165,8 @@ def test_the_limit_of_bytes_counts_what_is_kept(started: Any) -> None:
 def test_a_conversation_that_goes_on_shares_its_tables(started: Any) -> None:
     served = started()
     served.ask()
-    [key] = served.kept._lru._lrus["assistant"]
-    kept = served.kept._trie.get(*key).prompt_cache
-    copies, _ = served.kept.fetch_nearest_cache(key[0], [*key[1], 5])
+    [(tokens, kept)] = conversations(served.kept)
+    copies, _ = served.kept.fetch_nearest_cache(served.provider.model_key, [*tokens, 5])
     assert all(a is not b and a.codec is b.codec for a, b in zip(copies, kept, strict=True))
 
 
