@@ -163,6 +163,23 @@ def persistence(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def serving(name: str) -> str:
+    """The table of ``benchmarks/serving.py``, and the command that makes it again."""
+    data = _rows(name)
+    clients = tuple(data["rows"][0]["ratio"])
+    rates = (f"tokens/s, {n} client{'s' * (n != '1')}" for n in clients)
+    head = ("server", *rates, "first token: new, s", "kept, s", "MB kept")
+    lines = [piped(head), piped(("---", *["---:"] * (len(head) - 1)))]
+    for row in data["rows"]:
+        rates = (f"{row['tokens_per_second'][n]:.1f} ({row['ratio'][n]:.2f}x)" for n in clients)
+        firsts = (f"{row['first_token_seconds'][when]:.2f}" for when in ("new", "kept"))
+        kept = f"{row['kept_bytes'] / row['conversations'] / 1e6:.1f}"
+        lines.append(piped((f"`{row['server']}`", *rates, *firsts, kept)))
+    made = f"medians of {data['rounds']}, answers of {data['answer_tokens']} tokens"
+    lines += ["", f"Measured here, on two CPU cores, {made}: `{data['command']}`"]
+    return "\n".join(lines) + "\n"
+
+
 def families(name: str) -> str:
     """What becomes of mlx-lm's families, counted and one by one (``benchmarks/families.py``)."""
     data = _rows(name)
@@ -223,6 +240,7 @@ KINDS = {
     "memory": memory,
     "bands": bands,
     "persistence": persistence,
+    "serving": serving,
     "scores": scores,
     "families": families,
 }
