@@ -10,6 +10,7 @@ import ast
 import importlib
 import importlib.metadata
 import inspect
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,16 +21,31 @@ import mlx.nn as nn
 import mlx_lm.models
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm import server
 from mlx_lm.models import base, rope_utils
 from mlx_lm.models import cache as caches
+from packaging.requirements import Requirement
 
+import kvcompress
 from kvcompress.cache import CompressedKVCache
 from kvcompress.cache.batch import CompressedBatchCache
-from tests.zoo import tiny
+from tests.contract.reading import (
+    BATCH,
+    CACHE,
+    UNWANTED,
+    UNWANTED_IN_A_BATCH,
+    differences,
+    misfits,
+    parameters,
+)
+from tests.stand_ins import cache as stand_in
+from tests.zoo import LATER, tiny
 
 generate = importlib.import_module("mlx_lm.generate")  # the package has a function of that name
 
 CALL = "scaled_dot_product_attention"
+OURS = Path(kvcompress.__file__).parent
+LOOPS = ("generate", "server")  # files beside the models that handle caches
 
 # Files with an attention of their own, and those that take a cache's arrays past its interface.
 OWN_ATTENTION = {"deepseek_v41", "gemma2", "olmo", "plamo2"}
@@ -52,15 +68,67 @@ TAKE_ARRAYS = {
 }
 
 
+# What mlx-lm asks caches for by ``hasattr``: what ours have, what they must not have, and what only
+# recurrent states are asked for, whose place ours never take.
+HAVE = {"make_mask", "merge"}
+HAVE_NOT = {"bits", "keys", "to_quantized"}
+RECURRENT = {"advance"}
+
+# What kvcompress.cli.serving extends or reads of the server's classes.
+SERVER = {
+    "ModelProvider": {
+        "__init__": "cli_args",
+        "_load": "model_path, adapter_path, draft_model_path",
+        "load_default": "",
+        "reset": "",
+        "draft_model": "",
+        "is_batchable": "",
+        "is_distributed": "",
+        "model": "",
+        "_adapter_map": "",
+        "_model_map": "",
+    },
+    "ResponseGenerator": {
+        "__init__": "model_provider, prompt_cache",
+        "_serve_single": "request, stream",
+        "stop_and_join": "",
+        "model_provider": "",
+        "prompt_cache": "",
+    },
+}
+
+KINDS = {
+    "ArraysCache",
+    "BatchKVCache",
+    "BatchRotatingKVCache",
+    "CacheList",
+    "ChunkedKVCache",
+    "ConcatenateKVCache",
+    "KVCache",
+    "QuantizedKVCache",
+    "RotatingKVCache",
+    "TokenBuffer",  # of tokens, no layer's
+}
+
+
 @cache
 def model_files() -> dict[str, ast.Module]:
     folder = Path(next(iter(mlx_lm.models.__path__)))
-    return {path.stem: ast.parse(path.read_text()) for path in sorted(folder.glob("*.py"))}
+    paths = [*folder.glob("*.py"), *(folder.parent / f"{name}.py" for name in LOOPS)]
+    return {path.stem: ast.parse(path.read_text()) for path in sorted(paths)}
+
+
+@cache
+def walked(tree: ast.Module) -> dict[type, list[Any]]:
+    found: dict[type, list[Any]] = {}
+    for node in ast.walk(tree):
+        found.setdefault(type(node), []).append(node)
+    return found
 
 
 def nodes(kind: type) -> Iterator[tuple[str, Any]]:
     for name, tree in model_files().items():
-        yield from ((name, node) for node in ast.walk(tree) if isinstance(node, kind))
+        yield from ((name, node) for node in walked(tree).get(kind, []))
 
 
 def calls() -> Iterator[tuple[str, ast.Call]]:
@@ -69,12 +137,12 @@ def calls() -> Iterator[tuple[str, ast.Call]]:
             yield name, node
 
 
-def test_the_version_is_the_one_that_is_claimed() -> None:
+def test_the_version_is_one_that_is_claimed() -> None:
+    claims = [Requirement(line) for line in importlib.metadata.requires("kvcompress") or ()]
     for package in ("mlx", "mlx-lm"):
         version = importlib.metadata.version(package)
-        assert version.startswith("0.32."), (
-            f"{package} {version}: raise the claim in pyproject.toml"
-        )
+        [claim] = (c.specifier for c in claims if c.name == package and not c.marker)
+        assert version in claim, f"{package} {version} is outside {claim}, pyproject.toml's claim"
 
 
 def test_the_attention_call_takes_what_dispatch_understands() -> None:
@@ -106,7 +174,7 @@ def test_the_files_with_an_attention_of_their_own_are_known() -> None:
     fetching = {
         name
         for name, node in nodes(ast.Attribute)
-        if node.attr == "update_and_fetch" and name != "cache"
+        if node.attr == "update_and_fetch" and name not in ("cache", *LOOPS)
     }
     direct = {
         name
@@ -128,8 +196,9 @@ def test_the_files_that_take_a_caches_arrays_are_known() -> None:
         and name != "cache"
         and "cache" in ast.unparse(node.value)
     }
-    assert found == TAKE_ARRAYS, (
-        f"{sorted(found ^ TAKE_ARRAYS)}: most do so in pipelines only; others stay plain, which "
+    known = {name for name in TAKE_ARRAYS if name not in LATER or name in model_files()}
+    assert found == known, (
+        f"{sorted(found ^ known)}: most do so in pipelines only; others stay plain, which "
         f"the trace sees by itself"
     )
 
@@ -170,25 +239,88 @@ def test_an_attribute_that_is_no_array_is_no_parameter() -> None:
     assert "make_cache" not in vars(model)
 
 
-def test_a_plain_cache_has_no_member_that_ours_neither_has_nor_must_not_have() -> None:
-    theirs = {name for name in dir(caches.KVCache()) if not name.startswith("_")}
-    ours = {name for name in dir(CompressedKVCache) if not name.startswith("_")} | {"offset"}
-    never = {
-        "to_quantized",  # --kv-bits would replace the cache
-        "keys",  # a model that takes the arrays keeps its plain cache
-        "values",
-        "step",
+def test_a_plain_cache_is_what_was_read() -> None:
+    found = differences(caches.KVCache(), CompressedKVCache, CACHE, UNWANTED)
+    assert not found, "\n".join(found)
+
+
+def test_a_batch_cache_is_what_was_read() -> None:
+    found = differences(caches.BatchKVCache([0]), CompressedBatchCache, BATCH, UNWANTED_IN_A_BATCH)
+    assert not found, "\n".join(found)
+
+
+def test_our_caches_take_what_was_read() -> None:
+    """But for a mask's arguments, which mlx-lm hands on to a function of its own."""
+    layer_cache = stand_in()
+    for ours, read, unwanted in (
+        (layer_cache, CACHE, UNWANTED),
+        (CompressedBatchCache([layer_cache]), BATCH, UNWANTED_IN_A_BATCH),
+    ):
+        kind = type(ours)
+        assert not read.keys() - set(dir(ours)), f"{kind.__name__} lacks what mlx-lm calls"
+        assert not unwanted.keys() & set(dir(ours)), f"{kind.__name__} has what it must not have"
+        for member in read.keys() - {"make_mask"}:
+            assert parameters(kind, member) == read[member], f"{kind.__name__}.{member}"
+    mask = {"N", "return_array", "window_size"}
+    for function, known in (
+        (caches.create_attention_mask, {*mask, "offset"}),
+        (base.create_causal_mask, {*mask, "offset", "left_padding", "right_padding"}),
+    ):
+        new = set(inspect.signature(function).parameters) - known
+        assert not new, f"{function.__name__} takes {sorted(new)} too: so should our make_mask"
+
+
+def test_mlx_lm_asks_caches_for_no_attribute_that_was_not_read() -> None:
+    """What it finds by ``hasattr`` sends it down another path."""
+    asked = {
+        node.args[1].value
+        for _, node in nodes(ast.Call)
+        if isinstance(node.func, ast.Name)
+        and node.func.id in ("hasattr", "getattr")
+        and isinstance(node.args[1], ast.Constant)
+        and re.search(r"\bcaches?\b|\bc\b", ast.unparse(node.args[0]))
     }
-    assert theirs - ours == never, f"KVCache has new members: {sorted(theirs - ours - never)}"
-    for name in ("bits", "group_size", "to_quantized", "__len__"):
-        assert not hasattr(CompressedKVCache, name), f"{name} sends mlx-lm down another path"
+    known = HAVE | HAVE_NOT | RECURRENT
+    new, gone = asked - known, known - asked
+    assert not new, f"mlx-lm asks caches for {sorted(new)}: see what it does with one that has it"
+    assert not gone, f"mlx-lm no longer asks caches for {sorted(gone)}: see what it does instead"
+    for kind in (CompressedKVCache, CompressedBatchCache):
+        members = set(dir(kind))
+        assert members >= HAVE, f"{kind.__name__} lacks {sorted(HAVE - members)}"
+        astray = members & {*HAVE_NOT, "group_size", "__len__"}
+        assert not astray, f"{kind.__name__}: {sorted(astray)} sends mlx-lm down another path"
 
 
-def test_a_batch_cache_has_no_member_that_ours_lacks() -> None:
-    theirs = {name for name in dir(caches.BatchKVCache) if not name.startswith("_")}
-    ours = {name for name in dir(CompressedBatchCache) if not name.startswith("_")}
-    missing = theirs - ours - {"step", "to_quantized"}
-    assert not missing, f"BatchKVCache has members that CompressedBatchCache lacks: {missing}"
+def test_the_kinds_of_cache_are_known() -> None:
+    found = {
+        name
+        for name, kind in vars(caches).items()
+        if isinstance(kind, type) and hasattr(kind, "update_and_fetch") and name[0] != "_"
+    }
+    found |= {"ArraysCache", "CacheList"} & vars(caches).keys()
+    new, gone = found - KINDS, KINDS - found
+    assert not new, f"new kinds of cache, {sorted(new)}: say in kvcompress.cache.slot why they stay"
+    assert not gone, f"mlx-lm has no {sorted(gone)} any more: see kvcompress.cache.slot"
+
+
+def test_every_name_that_we_take_from_mlx_lm_is_there_and_takes_our_arguments() -> None:
+    wrong = [line for path in sorted(OURS.rglob("*.py")) for line in misfits(path)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_server_has_what_ours_extends() -> None:
+    for kind, read in SERVER.items():
+        theirs = getattr(server, kind, None)
+        assert theirs is not None, (
+            f"mlx_lm.server has no {kind} any more: see kvcompress.cli.serving"
+        )
+        set_there = re.findall(r"self\.(\w+)\b[^=\n]*= ", inspect.getsource(theirs))
+        for member, takes in read.items():
+            assert member in {*dir(theirs), *set_there}, f"mlx_lm.server.{kind} lacks {member!r}"
+            assert parameters(theirs, member) == takes, (
+                f"mlx_lm.server.{kind}.{member} takes ({parameters(theirs, member)}), where "
+                f"({takes}) was read: see kvcompress.cli.serving"
+            )
 
 
 def test_our_class_names_are_free_in_mlx_lms_loader() -> None:

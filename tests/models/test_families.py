@@ -30,7 +30,7 @@ from kvcompress.cache.nested import leaves
 from kvcompress.errors import UnsupportedModel
 from kvcompress.method import Method
 from tests.toy_model import Near
-from tests.zoo import FAILING, FAMILIES, FIELDS, logits, shipped, tiny
+from tests.zoo import FAILING, FAMILIES, FIELDS, LATER, logits, shipped, tiny
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "families.json"
 STORED = {r["family"]: r for r in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]}
@@ -175,10 +175,13 @@ def refused(request: pytest.FixtureRequest) -> Met:
 
 
 def test_every_family_is_here_or_said_to_fail() -> None:
-    assert shipped() == set(FIELDS)
+    new, gone = shipped() - set(FIELDS), set(FIELDS) - shipped()
+    assert not new, f"mlx-lm has new families, {sorted(new)}: say in tests/zoo how to build them"
+    assert not gone, f"mlx-lm no longer has {sorted(gone)}: take them out of tests/zoo"
     assert set(FAMILIES) == set(FIELDS) - set(FAILING)
     assert len(FAMILIES) > 90
-    assert set(MUST) | set(UNBATCHED) | UNLIKE_ALONE <= set(with_fate("compressed"))
+    named = {*MUST, *UNBATCHED, *UNLIKE_ALONE} - (LATER.keys() - FIELDS.keys())
+    assert named <= set(with_fate("compressed"))
 
 
 @pytest.mark.parametrize("family", sorted(FIELDS))
@@ -188,7 +191,7 @@ def test_the_results_are_what_is_seen(family: str) -> None:
 
 def test_the_results_are_of_every_family_and_by_the_command() -> None:
     data = json.loads(RESULTS.read_text(encoding="utf-8"))
-    assert [r["family"] for r in data["rows"]] == sorted(FIELDS, key=str.lower)
+    assert [r["family"] for r in data["rows"]] == sorted({*FIELDS, *LATER}, key=str.lower)
     assert data["command"] == COMMAND
 
 
