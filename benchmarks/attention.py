@@ -3,10 +3,8 @@
     python benchmarks/attention.py --out docs/results/attention.json
 
 The two are timed in turn, so that the machine's noise meets both: medians, and the median and the
-quartiles of the ratios of single rounds. ``outside`` is what the cache does in a step beside
-attention (append, code, make views), timed in rounds of its own. Tables of the calibrated methods
-are random here: what they cost does not depend on their values. The plain cache in float16 is a row
-too.
+quartiles of the ratios of single rounds. Tables of the calibrated methods are random here: what
+they cost does not depend on their values. The plain cache in float16 is a row too.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,33 +79,20 @@ def measure(spec: str, head_dim: int, tokens: int, rounds: int) -> dict[str, Any
     plain = filled(KVCache(), kv_heads, head_dim, tokens)
     exact = [x[..., :tokens, :] for x in (plain.keys, plain.values)]
     q = mx.random.normal((1, heads, 1, head_dim))
-    row = mx.random.normal((1, kv_heads, 1, head_dim))
     half = [x.astype(mx.float16) for x in (q, *exact)]
-    mx.eval(q, row, half)
+    mx.eval(q, half)
     scale = head_dim**-0.5
-    outside = None
 
     def dense(q: mx.array, keys: mx.array, values: mx.array) -> mx.array:
         return mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale)
 
     if spec == HALF:
-        ours, codes = None, lambda: dense(*half)
+        step = partial(dense, *half)
     else:
         ours = filled(compressed(spec, head_dim), kv_heads, head_dim, tokens)
-        codes = lambda: ours.now().attend(q, scale=scale)  # noqa: E731
-
-    def step() -> list[mx.array]:
-        ours.update_and_fetch(row, row)
-        return list(ours.exact.arrays())
-
-    pairs = np.array(
-        [
-            (timed(lambda: dense(q, *exact)), timed(codes))
-            for _ in range(FEW if spec == HALF or spec.startswith("commvq") else rounds)
-        ]
-    )
-    if ours is not None:
-        outside = float(np.median([timed(step) for _ in range(100)]))
+        step = lambda: ours.now().attend(q, scale=scale)  # noqa: E731
+    count = FEW if spec == HALF or spec.startswith("commvq") else rounds
+    pairs = np.array([(timed(partial(dense, q, *exact)), timed(step)) for _ in range(count)])
     ratios = pairs[:, 1] / pairs[:, 0]
     plain_ms, codes_ms = np.median(pairs, axis=0).tolist()
     return {
@@ -119,7 +105,6 @@ def measure(spec: str, head_dim: int, tokens: int, rounds: int) -> dict[str, Any
         "codes_ms": codes_ms,
         "ratio": float(np.median(ratios)),
         "ratio_quartiles": np.quantile(ratios, [0.25, 0.75]).tolist(),
-        "outside_ms": outside,
     }
 
 

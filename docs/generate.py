@@ -103,15 +103,25 @@ def coded_bits(name: str) -> float | None:
 
 def attention(name: str) -> str:
     """The table of ``benchmarks/attention.py``."""
-    head = ("method", "D", "tokens", "plain, ms", "float16, ms", "on codes, ms", "ratio", "outside")
-    lines = [piped(head), piped(("---", *["---:"] * 7))]
+    head = ("method", "D", "tokens", "plain float32, ms", "this, ms", "ratio", "quartiles")
+    lines = [piped(head), piped(("---", *["---:"] * 6))]
     for row in _rows(name)["rows"]:
-        times = (f"{row[f'{key}_ms']:.2f}" for key in ("plain", "plain_fp16", "codes"))
-        low, high = row["ratio_quartiles"]
-        ratio = f"{row['ratio']:.2f} ({low:.2f}-{high:.2f})"
+        numbers = (f"{row[key]:.2f}" for key in ("plain_ms", "codes_ms", "ratio"))
         sizes = (str(row["head_dim"]), f"{row['tokens']:,}")
-        outside = f"{row['outside_ms']:.2f}"
-        lines.append(piped((f"`{row['method']}`", *sizes, *times, ratio, outside)))
+        quartiles = "-".join(f"{x:.2f}" for x in row["ratio_quartiles"])
+        lines.append(piped((f"`{row['method']}`", *sizes, *numbers, quartiles)))
+    return "\n".join(lines) + "\n"
+
+
+def outside(name: str) -> str:
+    """The table of ``benchmarks/outside.py``."""
+    rows = _rows(name)["rows"]
+    head = ("method", "D", *(f"{tokens:,} tokens, ms" for tokens in rows[0]["tokens"]))
+    lines = [piped(head), piped(("---", *["---:"] * (len(head) - 1)))]
+    for row in rows:
+        pairs = zip(row["milliseconds"], row["ratios"], strict=True)
+        cells = (f"{ms:.2f} ({ratio:.2f})" for ms, ratio in pairs)
+        lines.append(piped((f"`{row['method']}`", str(row["head_dim"]), *cells)))
     return "\n".join(lines) + "\n"
 
 
@@ -236,6 +246,7 @@ KINDS = {
     "options": options,
     "methods": methods,
     "attention": attention,
+    "outside": outside,
     "primitives": primitives,
     "memory": memory,
     "bands": bands,

@@ -95,7 +95,7 @@ def rotated(mean: mx.array, rotary: Rotary | None, positions: Positions) -> mx.a
         anchors = rotary.rotate(spread, (places - places % _PIECE).tolist())
         return _turned(anchors, rotary, mx.array(places % _PIECE))
     cuts = list(_pieces(positions))
-    if len(cuts) > 2:  # all pieces whole and at once: as much to do in Python for many as for few
+    if len(cuts) > 1 and 2 * len(positions) > _PIECE:  # whole pieces at once, however many
         first = cuts[0][0]
         whole = _piece(mean, rotary, [anchor for anchor, _, _ in cuts], slice(_PIECE))
         return whole[:, :, positions.start - first : positions.stop - first]
