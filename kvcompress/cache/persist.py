@@ -20,6 +20,7 @@ from kvcompress.cache.nested import leaves, with_leaves
 from kvcompress.cache.state import compact_state
 from kvcompress.config.option import shown
 from kvcompress.errors import CacheFileError, ConfigError, KVCompressError
+from kvcompress.files import is_file, user_path
 
 if TYPE_CHECKING:
     from kvcompress.method import CompressionMethod
@@ -101,8 +102,9 @@ def _write(target: Path, arrays: dict[str, mx.array], header: dict[str, str]) ->
     prefix = f".{target.stem}-"
     try:
         handle, name = tempfile.mkstemp(suffix=_SUFFIX, prefix=prefix, dir=target.parent)
-    except OSError as error:
-        raise ConfigError(f"save_cache: {target} cannot be written ({error.strerror})") from error
+    except (OSError, ValueError) as error:  # no such folder, or no path at all
+        why = getattr(error, "strerror", error)
+        raise ConfigError(f"save_cache: {target} cannot be written ({why})") from error
     os.close(handle)
     try:
         mx.save_safetensors(name, arrays, header)
@@ -224,7 +226,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def _header(source: Path) -> dict[str, str]:
-    if not source.is_file():
+    if not is_file(source):
         raise CacheFileError(f"{source}: no such file")
     try:
         with safe_open(source, framework="numpy") as file:  # checks that the file is whole
@@ -258,7 +260,7 @@ def _read(source: Path, header: dict[str, str]) -> tuple[list[dict[str, Any]], d
 def _checked_path(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"the cache file must be named by a path (got {shown(path)})")
-    target = Path(path).expanduser()
+    target = user_path(path)
     if target.suffix != _SUFFIX:
         raise ConfigError(f"the cache file must end in {_SUFFIX} (got {os.fspath(path)!r})")
     return target

@@ -10,7 +10,6 @@ import json
 import uuid
 from collections.abc import Mapping
 from os import PathLike
-from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -23,7 +22,7 @@ from kvcompress.calibrate.calibration import Calibration, Fit
 from kvcompress.calibrate.header import FORMAT, header_of, key_of, layer_of
 from kvcompress.calibrate.samples import LayerMoments
 from kvcompress.errors import CalibrationMismatch, ConfigError
-from kvcompress.files import takes_files
+from kvcompress.files import is_file, is_folder, takes_files, user_path
 from kvcompress.layers import LayerSpec
 
 METADATA_KEY: Final = "kvcompress_calibration"
@@ -36,7 +35,7 @@ def save_calibration(calibration: Calibration, path: str | PathLike[str]) -> Non
         ConfigError: The file cannot be written there.
     """
     contents = to_bytes(calibration)
-    target = Path(path).expanduser()
+    target = user_path(path)
     scratch = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
     try:
         try:
@@ -54,8 +53,8 @@ def check_writable(path: str | PathLike[str]) -> None:
     Raises:
         ConfigError: The folder is missing or cannot be written, or the path is a folder.
     """
-    target = Path(path).expanduser()
-    if target.is_dir():
+    target = user_path(path)
+    if is_folder(target):
         raise ConfigError(f"calibration: {target} is a folder; name a file in it")
     if not takes_files(target.parent):
         raise ConfigError(f"calibration: the folder {target.parent} is missing or read-only")
@@ -74,8 +73,8 @@ def load_calibration(path: str | PathLike[str]) -> Calibration:
         ConfigError: There is no such file, or it is no calibration or not a whole one.
         CalibrationMismatch: It was written in another format.
     """
-    source = Path(path).expanduser()
-    if not source.is_file():
+    source = user_path(path)
+    if not is_file(source):
         raise ConfigError(
             f"calibration: there is no file {source}; make one with: kvcompress calibrate"
         )

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from kvcompress.config.option import shown
 from kvcompress.errors import ConfigError
+from kvcompress.files import is_file, is_folder, user_path
 from kvcompress.text import Text, encode, load_text
 
 WINDOW: Final = 1024  # tokens; longer ones cost attention and add little
@@ -55,7 +56,8 @@ def source_of(text: str | PathLike[str] | Text) -> Text:
 def _is_content(text: str) -> bool:
     if "\n" in text or len(text) > 255 or not text.strip():
         return True
-    return " " in text and not Path(text).expanduser().exists()
+    path = user_path(text)
+    return " " in text and not (is_file(path) or is_folder(path))
 
 
 def text_windows(tokenizer: Any, source: Text, tokens: int, size: int = WINDOW) -> list[list[int]]:

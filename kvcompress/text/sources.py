@@ -11,6 +11,7 @@ from typing import Any, Final
 from attrs import field, frozen
 
 from kvcompress.errors import ConfigError
+from kvcompress.files import is_file, is_folder, user_path
 from kvcompress.text.prose import prose_halves
 
 SUFFIXES: Final = (".md", ".py", ".txt")
@@ -80,19 +81,19 @@ def load_text(name_or_path: str | Path) -> Text:
         ConfigError: It is none of these, is not UTF-8, or holds no text.
     """
     name = str(name_or_path)
-    path = Path(name).expanduser()
+    path = user_path(name)
     if name in BUILTIN:
         content = BUILTIN[name]()
-    elif path.is_dir():
+    elif name and is_folder(path):  # an empty name would be the folder one stands in
         content = "\n\n".join(_read(file) for file in _files(path))
-    elif path.is_file():
+    elif is_file(path):
         content = _read(path)
     else:
         raise ConfigError(
             f"text: {name!r} is neither a file, nor a folder, nor one of {', '.join(BUILTIN)}"
         )
     if not content.strip():
-        wanted = f" ({', '.join(SUFFIXES)} files are read)" if path.is_dir() else ""
+        wanted = f" ({', '.join(SUFFIXES)} files are read)" if is_folder(path) else ""
         raise ConfigError(f"text: {name!r} holds no text{wanted}")
     return Text(name, content)
 

@@ -47,6 +47,15 @@ def test_code_to_measure_on_is_other_code_than_code_to_calibrate_on() -> None:
         compile(load_text(name).content.replace("from __future__", "#"), name, "exec")
 
 
+def test_an_empty_name_is_not_the_folder_one_stands_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "private.txt").write_text("not asked for")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="'' is neither a file"):
+        load_text("")
+
+
 def test_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "book"
     path.write_text("Ein Käfer.\r\nEnd", encoding="utf-8", newline="")
