@@ -72,8 +72,9 @@ def received(
     B, Hq, L, _ = queries.shape
     n = keys.shape[2]
     check_mask(mask, queries.shape, n + coded)
+    window = min(window, n + coded)  # positions are 32-bit integers to MLX
     out = mx.zeros((B, n))
-    size = _tile(B * Hq, window + sinks, budget)
+    size = _tile(B * Hq, window + min(sinks, n), budget)
     for start in range(0, L, size):
         stop = min(start + size, L)
         few = queries[:, :, start:stop]

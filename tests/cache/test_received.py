@@ -416,6 +416,16 @@ def test_a_mask_hides_tokens_from_the_witness() -> None:
     np.testing.assert_array_equal(marks(held), expected(ranks, 0, 40, 8, 0.3))
 
 
+@pytest.mark.parametrize("huge", [2**31, 2**63, 10**30])
+def test_a_window_of_any_size_is_one_over_everything(huge: int) -> None:
+    q, k, _ = tokens(60)
+    settings = {"scale": SCALE, "mask": "causal", "budget": 1 << 20}
+    whole = received(q, k, 0, window=60, sinks=4, **settings)
+    assert mx.array_equal(received(q, k, 0, window=huge, sinks=4, **settings), whole)
+    everything_sinks = received(q, k, 0, window=huge, sinks=huge, **settings)
+    assert mx.array_equal(everything_sinks, received(q, k, 0, window=60, sinks=60, **settings))
+
+
 def test_a_long_chunk_is_judged_in_bounded_memory() -> None:
     def peak(count: int) -> int:
         q, k, _ = tokens(count)
