@@ -102,7 +102,7 @@ class _Number(Option):
     def _accept(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError("not a number")
-        real = float(value)
+        real = float(value) + 0.0  # -0.0 is 0.0, and would have another fingerprint
         if self.choices and real not in self.choices:
             raise ValueError("not one of the choices")
         if not math.isfinite(real) or not _within(real, self.low, self.high):

@@ -7,7 +7,7 @@ import pytest
 from attrs import frozen
 from hypothesis import find
 
-from kvcompress.config import config_strategy, integer, number, options_of
+from kvcompress.config import config_strategy, integer, number, options_of, to_json
 from kvcompress.errors import ConfigError
 from tests.config.toy_options import Toy
 
@@ -71,6 +71,10 @@ def test_a_long_value_is_cut_short_in_the_error() -> None:
 def test_an_illegal_default_is_refused_when_it_is_declared() -> None:
     with pytest.raises(ConfigError, match=r"default must be an integer from 1 to 8 \(got 9\)"):
         integer(9, low=1, high=8, help="Bits.")
+
+
+def test_minus_zero_is_zero() -> None:
+    assert to_json(Toy(beta=-0.0)) == to_json(Toy(beta=0.0))
 
 
 @frozen(kw_only=True)
