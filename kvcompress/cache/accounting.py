@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from attrs import frozen
 
 from kvcompress.cache.binding import check_caches
@@ -129,11 +130,24 @@ def layer_report(cache: CompressedKVCache) -> LayerReport:
     )
 
 
+def batch_report(rows: Sequence[CompressedKVCache]) -> LayerReport:
+    """Count one layer of a batch: the bytes of all rows, and the tokens of the longest."""
+    every = [layer_report(row) for row in rows]
+    longest = max(every, key=lambda row: row.tokens_seen)
+    total = {
+        field.name: sum(getattr(row, field.name) for row in every)
+        for field in attrs.fields(LayerReport)
+        if not field.name.startswith("tokens_") and field.name != "codebook_bytes"
+    }
+    return attrs.evolve(longest, **total)
+
+
 def report(caches: Sequence[Any]) -> CacheReport:
     """The numbers of a model's list of caches.
 
     Args:
-        caches: What ``make_cache`` returned; plain caches are counted apart.
+        caches: What ``make_cache`` returned, or a batch merged of it; plain caches are counted
+            apart.
 
     Returns:
         Sums over the compressed layers; tables that layers share are counted once.
@@ -141,13 +155,15 @@ def report(caches: Sequence[Any]) -> CacheReport:
     Raises:
         ConfigError: It is no list of caches.
     """
+    from kvcompress.cache.batch import CompressedBatchCache
     from kvcompress.cache.kvcache import CompressedKVCache
 
     check_caches("report", caches)
     every = leaves(caches)
-    ours = [c for c in every if isinstance(c, CompressedKVCache)]
-    plain = [c for c in every if not isinstance(c, CompressedKVCache)]
-    layers = tuple(layer_report(c) for c in ours)
+    ours = [c for c in every if isinstance(c, CompressedKVCache | CompressedBatchCache)]
+    plain = [c for c in every if not isinstance(c, CompressedKVCache | CompressedBatchCache)]
+    rows = [c.rows if isinstance(c, CompressedBatchCache) else [c] for c in ours]
+    layers = tuple(batch_report(held) for held in rows if held)
 
     def total(name: str) -> int:
         return sum(getattr(r, name) for r in layers)
@@ -171,7 +187,7 @@ def report(caches: Sequence[Any]) -> CacheReport:
                 "reserved_bytes",
             )
         },
-        codebook_bytes=shared_table_bytes([c.codec for c in ours]),
+        codebook_bytes=shared_table_bytes([row.codec for held in rows for row in held]),
         layers=layers,
         plain_layers=len(plain),
         plain_bytes=sum(int(c.nbytes) for c in plain),

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import attrs
 import mlx.core as mx
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.models.cache import ArraysCache, CacheList
 
 from kvcompress.cache.accounting import predict_bytes, report
+from kvcompress.cache.batch import CompressedBatchCache
 from kvcompress.cache.walk import reachable_arrays
 from tests.stand_ins import LAYER, cache, tokens
 
@@ -63,6 +65,24 @@ def test_bundled_caches_are_counted_as_the_single_ones_they_are() -> None:
     state[0] = mx.zeros((1, 5), mx.float32)
     assert report([CacheList(state, held)]) == report([state, held])
     assert report([CacheList(state, held)]).plain_bytes == 20
+
+
+def test_a_batch_is_counted_as_its_rows_are() -> None:
+    rows = []
+    for count in (100, 60, 7):
+        row = cache()
+        _, k, v = tokens(count)
+        row.update_and_fetch(k, v)
+        rows.append(row)
+    numbers, alone = report([CompressedBatchCache(rows)]), report(rows)
+    assert (numbers.plain_layers, numbers.plain_bytes, len(numbers.layers)) == (0, 0, 1)
+    assert attrs.evolve(numbers, layers=(), tokens_exact=0) == attrs.evolve(
+        alone, layers=(), tokens_exact=0
+    )
+    assert (numbers.tokens_seen, numbers.tokens_exact) == (100, 100 - rows[0].tokens_coded)
+    batch = CompressedBatchCache(rows)
+    batch.filter([])
+    assert report([batch]).resident_bytes == 0
 
 
 class _Plain:
