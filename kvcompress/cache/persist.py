@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 from safetensors import SafetensorError, safe_open
 
+from kvcompress.cache.batch import CompressedBatchCache
 from kvcompress.cache.binding import check_caches, check_model
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.cache.nested import leaves, with_leaves
@@ -47,11 +48,16 @@ def save_cache(
 
     Raises:
         ConfigError: For another suffix, a folder that cannot be written to, metadata that are not
-            strings, or no compressed cache.
+            strings, a batch, or no compressed cache.
     """
     target = _checked_path(path)
     check_caches("save_cache", caches)
     every = leaves(caches)
+    if any(isinstance(cache, CompressedBatchCache) for cache in every):
+        raise ConfigError(
+            "save_cache: a batch is saved row by row: save_cache(path, [c.extract(row) for c in "
+            "caches])"
+        )
     if not any(isinstance(cache, CompressedKVCache) for cache in every):
         raise ConfigError("save_cache: caches must hold at least one compressed cache")
     notes = metadata or {}
@@ -132,7 +138,8 @@ def load_cache(
         model: The model that the caches are for.
         method: The method that wrote them, where its options hold arrays; otherwise it is made
             from the file.
-        calibration: The calibration that the method was made with, or its path.
+        calibration: The calibration that the method was made with, or its path; not beside
+            ``method``, which has it.
 
     Returns:
         One cache a layer, for ``prompt_cache=``.
@@ -140,12 +147,17 @@ def load_cache(
     Raises:
         CacheFileError: The file is missing, truncated, foreign, of another version, or made
             with another model, method or calibration.
+        ConfigError: The path, or the model, is none; or both method and calibration are given.
         CalibrationRequired: The method needs its calibration.
     """
     from kvcompress.cache import make_cache
     from kvcompress.models.load import fingerprint
 
     check_model("load_cache", model)
+    if method is not None and calibration is not None:
+        raise ConfigError(
+            "load_cache: give method or calibration, not both: a method has its own calibration"
+        )
     source = _checked_path(path)
     header = _header(source)
     if header["model"] not in ("", fingerprint(model, {})):

@@ -176,6 +176,18 @@ def test_another_calibration_is_refused_by_the_files_name(tmp_path: Path) -> Non
     assert load_cache(path, model, calibration=made[0])
 
 
+def test_a_calibration_beside_a_method_is_refused(tmp_path: Path) -> None:
+    caches = filled(tiny("llama"))
+    save_cache(tmp_path / "a.safetensors", caches)
+    with pytest.raises(ConfigError, match="load_cache: give method or calibration, not both"):
+        load_cache(
+            tmp_path / "a.safetensors",
+            tiny("llama"),
+            method=caches[0].method,
+            calibration="other.safetensors",
+        )
+
+
 def test_a_method_that_is_not_there_is_named(tmp_path: Path) -> None:
     path, model = tmp_path / "a.safetensors", tiny("llama")
     save_cache(path, filled(model))
@@ -211,6 +223,9 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
         save_cache(tmp_path / "a.npz", [])
     with pytest.raises(ConfigError, match="at least one compressed cache"):
         save_cache(tmp_path / "a.safetensors", [KVCache()])
+    batch = [c.merge([c]) for c in filled(tiny("llama"))]
+    with pytest.raises(ConfigError, match=r"a batch is saved row by row.*extract"):
+        save_cache(tmp_path / "a.safetensors", batch)
     with pytest.raises(ConfigError, match="strings to strings"):
         save_cache(tmp_path / "a.safetensors", filled(tiny("llama")), {"n": 3})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="strings to strings"):
