@@ -86,12 +86,13 @@ def compare(
 
     Exits with status 1 if a row failed.
     """
-    from kvcompress.cli.output import deliver, format_of, must_be_writable
+    from kvcompress.cli.output import deliver, format_of, must_be_apart, must_be_writable
 
     shape = format_of(format_, out)
     for path in (out, json_, plot):
         if path is not None:
             must_be_writable(path)
+    must_be_apart({"--out": out, "--json": json_, "--plot": plot})
     if plot is not None:
         from kvcompress.compare.plot import check_suffix, require_matplotlib
 

@@ -12,6 +12,7 @@ import typer
 from kvcompress.cli.chosen import MethodWords
 from kvcompress.cli.fates import WORDS, Fate, alike, fates_of
 
+METHOD: Final = "turboquant"
 _WIDTH: Final = 16  # of what stands before each line
 _SLOW: Final = (
     "the one in MLX's wheel, ten to thirty times slower than OpenBLAS in float32; to install that: "
@@ -27,7 +28,7 @@ def doctor(
             "a hub name."
         ),
     ] = None,
-    method: MethodWords = "turboquant",
+    method: MethodWords = METHOD,
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
     """Tell what kvcompress runs on, and what would become of each layer of a model.
@@ -35,8 +36,11 @@ def doctor(
     Only shapes count: no weight of the model is read. Exits with status 1 if nothing of the model
     can be compressed.
     """
+    from kvcompress.errors import ConfigError
     from kvcompress.openblas import prefer_openblas
 
+    if model is None and method != METHOD:
+        raise ConfigError("doctor: --method tells what becomes of a model's layers; give --model")
     fast = prefer_openblas()  # before anything imports mlx
     found: dict[str, Any] = {"environment": environment(fast), "plugins": plugin_faults()}
     if not as_json:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvcompress.errors import ConfigError
-from kvcompress.files import takes_files
+from kvcompress.files import is_folder, takes_files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,8 +41,26 @@ def must_be_writable(path: Path) -> None:
     Raises:
         ConfigError: It cannot.
     """
-    if path.is_dir() or not takes_files(path.parent):
+    if is_folder(path) or not takes_files(path.parent):
         raise ConfigError(f"compare: {path} is not a file that can be written")
+
+
+def must_be_apart(files: Mapping[str, Path | None]) -> None:
+    """Make sure that no file is written over by another.
+
+    Args:
+        files: Each option's file, if it has one.
+
+    Raises:
+        ConfigError: Two options name one file.
+    """
+    owners: dict[Path, str] = {}
+    for option, path in files.items():
+        if path is None:
+            continue
+        first = owners.setdefault(path.resolve(), option)
+        if first != option:
+            raise ConfigError(f"compare: {first} and {option} must be two files (got {path} twice)")
 
 
 def deliver(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +26,8 @@ from kvcompress.compare.protocol import QUICK, Protocol
 from kvcompress.compare.provenance import distributions, file_identity, machine, versions
 from kvcompress.compare.report import Report, Row
 from kvcompress.compare.turns import check_jobs, default_jobs
-from kvcompress.errors import KVCompressError
+from kvcompress.config.option import shown
+from kvcompress.errors import ConfigError, KVCompressError
 from kvcompress.models.embedded import NAME as EMBEDDED
 from kvcompress.models.embedded import ensure_demo_model
 from kvcompress.openblas import prefer_openblas
@@ -50,6 +52,9 @@ DEFAULT_TEXT: Final = "prose-eval"
 
 ROW_SECONDS: Final = 3600.0
 """Time after which a row counts as hung."""
+
+LONGEST_SECONDS: Final = 7 * 24 * 3600
+"""The most that a row may be given; waiting for longer than 24 days is beyond ``poll``."""
 
 
 class Observer:
@@ -104,8 +109,8 @@ def compare(
         observer: Told as rows start and end.
 
     Raises:
-        ConfigError: A method's words or ``jobs`` are not legal, or text and model are too short
-            for the protocol.
+        ConfigError: A method's words, ``row_seconds`` or ``jobs`` are not legal, or text and model
+            are too short for the protocol.
         KVCompressError: The full-precision row failed, without which there is no comparison.
     """
     prefer_openblas()  # before anything imports mlx: calibrations are made in this process
@@ -113,6 +118,7 @@ def compare(
     if jobs is None:
         jobs = default_jobs(model)
     check_jobs(jobs)
+    check_seconds(row_seconds)
     started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
     calibrated_by = _of_file(calibration)
     specs = expand((*YARDSTICKS, *methods), calibration)
@@ -177,6 +183,20 @@ def compare(
     seconds = round(time.perf_counter() - clock, 1)
     when = {"started": started.isoformat(timespec="seconds"), "seconds": seconds}
     return Report(provenance, tuple(rows), added, when)
+
+
+def check_seconds(seconds: float) -> None:
+    """Refuse a time for a row that no process can be waited for.
+
+    Raises:
+        ConfigError: It is no positive number, or more than a week.
+    """
+    number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+    if not number or not 0 < seconds <= LONGEST_SECONDS:
+        raise ConfigError(
+            f"compare: timeout must be a number of seconds up to {LONGEST_SECONDS}, a week "
+            f"(got {shown(seconds)})"
+        )
 
 
 def _of_file(path: str | None) -> dict[str, Any] | None:

@@ -111,6 +111,8 @@ def test_json_and_plot_come_beside_the_result(
         (("--out", "no/such/folder/r.md"), "r.md is not a file that can be written"),
         (("--json", "."), ". is not a file that can be written"),
         (("--plot", "drawing.foo"), "drawing.foo must end in one of"),
+        (("--json", "r.png", "--plot", "./r.png"), "--json and --plot must be two files"),
+        (("--out", "r.json", "--json", "r.json"), "--out and --json must be two files"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(

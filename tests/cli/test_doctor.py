@@ -81,6 +81,12 @@ def test_json_has_the_same(capsys: pytest.CaptureFixture[str], tiny_model: str) 
     ]
 
 
+def test_a_method_without_a_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "doctor", "--method", "affine:bits=2")
+    assert (code, out) == (2, "")
+    assert err == "error: doctor: --method tells what becomes of a model's layers; give --model\n"
+
+
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_nothing_to_compress_is_status_1(
     capsys: pytest.CaptureFixture[str], tiny_model: str, form: tuple[str, ...]

@@ -203,6 +203,12 @@ def test_a_mistake_in_the_call_is_told_at_once(
         compare(**{"methods": (), "model": str(tiny_model), "protocol": SHORT, **arguments})
 
 
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf"), 1e300, True, "60", None])
+def test_a_time_that_cannot_be_waited_for_is_told_at_once(seconds: Any, tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match="compare: timeout must be a number of seconds up to"):
+        compare(["fp16"], model=str(tiny_model), row_seconds=seconds)
+
+
 def test_a_text_or_a_model_that_is_too_short_is_told_with_its_length(
     tiny_model: Path, tmp_path: Path
 ) -> None:
