@@ -265,6 +265,7 @@ class CompressedKVCache:
         n = max(0, min(check_count(self.method.name, n), self.offset))
         drafts, self._drafts = self._drafts, None
         if drafts is not None:
+            self._step = None
             self._drafts = drafts.without_last(n)
             taken = min(n, drafts.length)
             self.offset -= taken

@@ -272,6 +272,17 @@ def test_layers_that_share_a_cache_read_what_its_own_layer_read() -> None:
     assert largest(shared.keys_and_values()[0] - k) > 0.1
 
 
+@pytest.mark.parametrize("last", [1, 5, 40])
+def test_what_is_shared_ends_with_a_trim(last: int) -> None:
+    method = StandIn(window=16)
+    shared = CompressedKVCache(method, LAYER, method.bind(LAYER), shared=True)
+    _, k, v = tokens(60)
+    for part in (slice(0, 60 - last), slice(60 - last, 60)):
+        shared.update_and_fetch(k[:, :, part], v[:, :, part])
+    shared.trim(1)
+    assert shared.keys_and_values()[0].shape[2] == shared.offset == 59
+
+
 def test_prefill_does_not_keep_full_size_rows() -> None:
     held = cache(StandIn().bind(LAYER).layer, window=16)
     for start in range(0, 4000, 500):
