@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,9 @@ UNBATCHED = {
 
 # Families whose rows mlx-lm itself computes otherwise in a batch than alone.
 UNLIKE_ALONE = {"afm7", "gemma2", "phi3small"}
+
+# Families that mlx-lm 0.32.0 masks wrongly in a batch of its own caches; of ours none needs a mask.
+MISMASKED = {"minicpm3", "phixtral"} if version("mlx-lm") == "0.32.0" else set()
 
 
 def deviation(got: mx.array, expected: mx.array) -> float:
@@ -274,8 +278,12 @@ def test_a_batch_of_two_computes_what_a_batch_of_the_models_own_does(compressed:
                 together(compressed, make)
         return
     expected = together(compressed, compressed.native)
+    alone = apart(compressed, compressed.native)
+    if compressed.family in MISMASKED:
+        assert deviation(expected, alone) > 1e-3
+        expected = alone
     assert deviation(together(compressed, compressed.near), expected) < 1e-4
-    alike = deviation(expected, apart(compressed, compressed.native)) < 1e-4
+    alike = deviation(expected, alone) < 1e-4
     assert alike == (compressed.family not in UNLIKE_ALONE)
 
 
