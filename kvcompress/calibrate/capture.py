@@ -27,6 +27,7 @@ def record(
     model: Any,
     windows: list[list[int]],
     *,
+    skip: int = SKIP,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[LayerSamples]:
@@ -38,20 +39,21 @@ def record(
     Args:
         model: An mlx-lm model.
         windows: Token ids; each window starts with fresh caches.
+        skip: First tokens of each window that are left out, for they are kept exact.
         seed: Chooses the sampled tokens where not all fit.
         progress: Told of each window, in tokens.
 
     Raises:
         UnsupportedModel: No layer can be compressed, or the model computes no finite numbers.
     """
-    of_caches = [LayerRecorder(slot.layer) if slot.layer else None for slot in trace(model)]
+    of_caches = [LayerRecorder(slot.layer, skip) if slot.layer else None for slot in trace(model)]
     recorders = [recorder for recorder in of_caches if recorder is not None]
     if not recorders:
         raise UnsupportedModel("calibrate: no layer of the model keeps a cache to compress")
     sample = SAMPLE_BYTES // sum(_row_bytes(recorder.layer) for recorder in recorders)
     lengths = [len(window) for window in windows]
-    chosen = choose_rows(lengths, sample, skip=SKIP, seed=seed)
-    chosen_queries = choose_rows(lengths, QUERY_TOKENS, skip=SKIP, seed=seed)
+    chosen = choose_rows(lengths, sample, skip=skip, seed=seed)
+    chosen_queries = choose_rows(lengths, QUERY_TOKENS, skip=skip, seed=seed)
     done, total = 0, sum(lengths)
     lease = install(model)
     # NumPy's wheels bring a BLAS whose idle threads would take the cores from MLX's own.

@@ -55,6 +55,16 @@ def test_what_is_recorded_is_what_the_model_computes(layer: int) -> None:
     np.testing.assert_allclose(samples.moments.key_variance, k.var(axis=0), atol=1e-5)
 
 
+def test_first_tokens_are_recorded_too_where_none_is_skipped() -> None:
+    model = tiny_llama(seed=3)
+    late, all_tokens = (record(model, WINDOWS, skip=skip)[1] for skip in (4, 0))
+    np.testing.assert_array_equal(all_tokens.positions, np.tile(np.arange(70), 2))
+    kept = all_tokens.positions >= 4
+    np.testing.assert_array_equal(all_tokens.values[kept], late.values)
+    assert all_tokens.moments.tokens == late.moments.tokens + 8
+    assert len(all_tokens.queries) == len(late.queries) + 8
+
+
 def test_the_forward_pass_is_the_plain_one_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_llama()
     outputs = []
