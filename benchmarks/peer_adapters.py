@@ -1,72 +1,43 @@
-"""What ``benchmarks/peers.py`` measures: one function for each way to make a model's caches.
+"""How ``peers.py`` makes a model's caches with mlx-lm, with kvcompress and with other packages.
 
 Other packages are driven through their public interfaces only, and imported only when their row
-runs. A maker is called once, with the model and a function that gives real activations; what it
-returns makes the caches of one new sequence after another.
+runs. A *maker* is called with the model and the row's tables, and gives a function that makes the
+caches of one new sequence. A *fit* makes tables from activations, in a process of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from importlib import metadata
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
-from attrs import field, frozen
+from threadpoolctl import threadpool_limits
 
 Caches = Callable[[], list[Any]]
 Samples = Callable[[], Sequence[Any]]
-"""Gives each layer's :class:`~kvcompress.calibrate.samples.LayerSamples`."""
+"""Gives each layer's :class:`~kvcompress.calibrate.samples.LayerSamples`, first tokens included."""
 
 VECTORS = 32768
-"""Vectors that a codebook of a peer is trained on, at most."""
+"""Vectors that a codebook of a peer is trained on, at most, or as many as these to an entry:"""
+VECTORS_AN_ENTRY = 32
 
-
-@frozen
-class Subject:
-    """One row.
-
-    Attributes:
-        label: What the report calls it.
-        make: Makes the maker of caches.
-        config: What was asked for, by the peer's own names.
-        package: The distribution on the package index; empty for kvcompress and mlx-lm.
-        pin: The version that the adapter was written for.
-        note: What a reader must know to judge the row.
-    """
-
-    label: str
-    make: Callable[[Any, Samples], Caches]
-    config: dict[str, Any] = field(factory=dict)
-    package: str = ""
-    pin: str = ""
-    note: str = ""
-
-    def version(self) -> str:
-        """The installed version; ``ModuleNotFoundError`` says what to do if there is none."""
-        if not self.package:
-            return ""
-        try:
-            return metadata.version(self.package)
-        except metadata.PackageNotFoundError:
-            raise ModuleNotFoundError(
-                f"{self.package} {self.pin} is not installed; run: "
-                f"pip install -r benchmarks/peers-requirements.txt"
-            ) from None
+POSITIONS = 8192
+"""That keys are spread over before they are looked at rotated, as for kvcompress's own tables."""
 
 
 # mlx-lm's own caches
 
 
-def plain(model: Any, samples: Samples) -> Caches:
+def plain(model: Any, tables: None) -> Caches:
     """The caches that the model makes for itself."""
     from mlx_lm.models.cache import make_prompt_cache
 
     return lambda: make_prompt_cache(model)
 
 
-def half(model: Any, samples: Samples) -> Caches:
+def half(model: Any, tables: None) -> Caches:
     """Plain caches that are given float16."""
     import mlx.core as mx
     from mlx_lm.models.cache import KVCache
@@ -78,7 +49,7 @@ def half(model: Any, samples: Samples) -> Caches:
     return lambda: [HalfKVCache() for _ in model.layers]
 
 
-def quantised(model: Any, samples: Samples, *, bits: int, group_size: int) -> Caches:
+def quantised(model: Any, tables: None, *, bits: int, group_size: int) -> Caches:
     """mlx-lm's group quantisation."""
     from mlx_lm.models.cache import QuantizedKVCache
 
@@ -88,60 +59,92 @@ def quantised(model: Any, samples: Samples, *, bits: int, group_size: int) -> Ca
 # kvcompress
 
 
-def ours(model: Any, samples: Samples, *, words: str) -> Caches:
-    """A method of kvcompress; its calibration is made once and kept in the cache folder."""
-    from kvcompress.compare.calibrated import lacking, make
+def fit_ours(samples: Samples, *, method: str) -> None:
+    """Make a method's calibration, if it lacks one; the cache folder keeps it."""
+    _calibration(method)
+
+
+def ours(model: Any, tables: None, *, method: str) -> Caches:
+    """A method of kvcompress."""
     from kvcompress.compare.methods import method_of
+
+    made = method_of(method, _calibration(method))
+    return lambda: made.make_cache(model)
+
+
+def _calibration(method: str) -> Any:
+    from kvcompress.compare.calibrated import lacking, make
     from kvcompress.errors import KVCompressError
 
-    made = make(lacking([words]))
-    if words in made.errors:
-        raise KVCompressError(made.errors[words])
-    method = method_of(words, made.calibration)
-    return lambda: method.make_cache(model)
+    made = make(lacking([method]))
+    if method in made.errors:
+        raise KVCompressError(made.errors[method])
+    return made.calibration
 
 
 # veloxquant-mlx
 
 
-def velox(model: Any, samples: Samples, **config: Any) -> Caches:
+def velox(model: Any, tables: dict[str, Any] | None, **config: Any) -> Caches:
     """One configuration for all layers, as the package's quick start does."""
     from veloxquant_mlx import KVCacheBuilder, KVCacheConfig
 
-    return lambda: KVCacheBuilder.for_model(model, KVCacheConfig(**config))
+    whole = KVCacheConfig(**config, **_arrays(tables or {}))
+    return lambda: KVCacheBuilder.for_model(model, whole)
 
 
-def velox_layers(configs: Sequence[dict[str, Any]]) -> Caches:
+def velox_layers(model: Any, tables: Sequence[dict[str, Any]], **config: Any) -> Caches:
     """One configuration a layer."""
     from veloxquant_mlx import KVCacheConfig, KVCacheFactory
 
-    return lambda: [
-        KVCacheFactory.create(KVCacheConfig(**config, seed=42 + index))
-        for index, config in enumerate(configs)
+    configs = [
+        KVCacheConfig(**config, **_arrays(layer), seed=42 + index)
+        for index, layer in enumerate(tables)
     ]
+    return lambda: [KVCacheFactory.create(one) for one in configs]
 
 
-def velox_vecinfer_documented(model: Any, samples: Samples, **config: Any) -> Caches:
-    """Smooth factors and one codebook each for keys and values, from all layers' activations."""
+def _arrays(tables: dict[str, Any]) -> dict[str, Any]:
+    """Tables as the package takes them; made once, so that sequences can share them."""
+    import mlx.core as mx
+
+    return {
+        name: mx.array(value) if isinstance(value, np.ndarray) else value
+        for name, value in tables.items()
+    }
+
+
+def fit_vecinfer_documented(
+    samples: Samples, *, k: tuple[int, int], v: tuple[int, int]
+) -> dict[str, Any]:
+    """Smooth factors and one codebook each for keys and values, from all layers' activations.
+
+    Args:
+        samples: The layers' activations.
+        k: Channels of a sub-vector of keys, and bits of its index.
+        v: The same for values.
+    """
     import mlx.core as mx
     from veloxquant_mlx import calibrate_smooth_factors
 
     layers = samples()
     keys = np.concatenate([one.post_keys() for one in layers])
     values = np.concatenate([one.values for one in layers])
-    return velox(
-        model,
-        samples,
-        method="vecinfer",
-        smooth_factors=calibrate_smooth_factors(mx.array(keys)),
-        key_codebook=book(keys, config["key_sub_dim"], config["key_codebook_bits"], 42),
-        value_codebook=book(values, config["value_sub_dim"], config["value_codebook_bits"], 43),
-        **config,
-    )
+    return {
+        "smooth_factors": np.array(calibrate_smooth_factors(mx.array(keys))),
+        "key_codebook": book(keys, *k, seed=42),
+        "value_codebook": book(values, *v, seed=43),
+    }
 
 
-def velox_vecinfer_calibrated(model: Any, samples: Samples, **config: Any) -> Caches:
-    """Each layer its own factors and codebooks, keys transformed as the cache transforms them."""
+def vecinfer_layer(one: Any, *, k: tuple[int, int], v: tuple[int, int]) -> dict[str, Any]:
+    """A layer's own factors and codebooks, keys transformed as the cache transforms them.
+
+    Args:
+        one: The layer's activations.
+        k: Channels of a sub-vector of keys, and bits of its index.
+        v: The same for values.
+    """
     import mlx.core as mx
     from veloxquant_mlx import (
         apply_dual_transform_keys,
@@ -149,88 +152,87 @@ def velox_vecinfer_calibrated(model: Any, samples: Samples, **config: Any) -> Ca
         walsh_hadamard_matrix,
     )
 
-    configs = []
-    for one in samples():
-        keys = mx.array(one.post_keys())
-        smooth = calibrate_smooth_factors(keys)
-        hadamard = walsh_hadamard_matrix(keys.shape[-1])
-        seen = np.array(apply_dual_transform_keys(keys.swapaxes(0, 1), smooth, hadamard))
-        configs.append(
-            {
-                "method": "vecinfer",
-                "head_dim": keys.shape[-1],
-                "smooth_factors": smooth,
-                "key_codebook": book(seen, config["key_sub_dim"], config["key_codebook_bits"], 42),
-                "value_codebook": book(
-                    one.values, config["value_sub_dim"], config["value_codebook_bits"], 43
-                ),
-                **config,
-            }
-        )
-    return velox_layers(configs)
+    keys = mx.array(one.post_keys(_spread(len(one.keys))))
+    smooth = calibrate_smooth_factors(keys)
+    hadamard = walsh_hadamard_matrix(keys.shape[-1])
+    seen = np.array(apply_dual_transform_keys(keys.swapaxes(0, 1), smooth, hadamard))
+    return {
+        "head_dim": keys.shape[-1],
+        "smooth_factors": np.array(smooth),
+        "key_codebook": book(seen, *k, seed=42),
+        "value_codebook": book(one.values, *v, seed=43),
+    }
 
 
-def velox_a2ats_documented(model: Any, samples: Samples, **config: Any) -> Caches:
-    """One codebook from all layers' keys; the rotation's base is the model's."""
+def _spread(count: int) -> Any:
+    """Positions over a long context, in random order."""
+    return np.random.default_rng(0).permutation(count) * POSITIONS // count
+
+
+def fit_a2ats_documented(samples: Samples, *, code: tuple[int, int]) -> dict[str, Any]:
+    """One codebook from all layers' keys; the rotation's base is the model's.
+
+    Args:
+        samples: The layers' activations.
+        code: Channels of a sub-vector, and bits of its index.
+    """
     layers = samples()
     keys = np.concatenate([one.keys for one in layers])
-    return velox(
-        model,
-        samples,
-        method="a2ats",
-        a2ats_rope_base=layers[0].layer.rotary.base,
-        a2ats_codebook=book(keys, config["a2ats_sub_dim"], config["a2ats_codebook_bits"], 42),
-        **config,
-    )
+    return {
+        "a2ats_rope_base": layers[0].layer.rotary.base,
+        "a2ats_codebook": book(keys, *code, seed=42),
+    }
 
 
-def velox_a2ats_calibrated(model: Any, samples: Samples, **config: Any) -> Caches:
-    """Each layer its own codebook, from keys and values, and its own query moment."""
+def a2ats_layer(one: Any, *, code: tuple[int, int]) -> dict[str, Any]:
+    """A layer's own query moment, and its own codebook: of values too, which share it.
+
+    Args:
+        one: The layer's activations.
+        code: Channels of a sub-vector, and bits of its index.
+    """
     import mlx.core as mx
     from veloxquant_mlx.quantizers.a2ats import a2ats_query_second_moment
 
-    width = config["a2ats_sub_dim"]
-    configs = []
-    for one in samples():
-        rows = np.concatenate([one.keys, one.values])
-        queries = one.post_queries().reshape(-1, width)
-        configs.append(
-            {
-                "method": "a2ats",
-                "head_dim": one.keys.shape[-1],
-                "a2ats_rope_base": one.layer.rotary.base,
-                "a2ats_codebook": book(rows, width, config["a2ats_codebook_bits"], 42),
-                "a2ats_query_h": a2ats_query_second_moment(mx.array(queries)),
-                **config,
-            }
-        )
-    return velox_layers(configs)
+    queries = mx.array(one.post_queries().reshape(-1, code[0]))
+    return {
+        "head_dim": one.keys.shape[-1],
+        "a2ats_rope_base": one.layer.rotary.base,
+        "a2ats_codebook": book(np.concatenate([one.keys, one.values]), *code, seed=42),
+        "a2ats_query_h": np.array(a2ats_query_second_moment(queries)),
+    }
 
 
-def velox_comm_vq(model: Any, samples: Samples, **config: Any) -> Caches:
-    """A cache written here around the package's quantiser, which has none of its own."""
-    from peer_commvq import EncodeDecodeCache
+def comm_vq_layer(one: Any, *, max_samples: int, **config: Any) -> tuple[Any, Any, Any]:
+    """A layer, and a fitted quantiser each for its keys and its values."""
     from veloxquant_mlx.quantizers.comm_vq import CommVQQuantizer
 
-    limits = {"max_samples": config.pop("max_samples")}
-    layers = []
-    for one in samples():
-        dim = one.keys.shape[-1]
-        layers.append(
-            (
-                one.layer,
-                CommVQQuantizer(d=dim, rope_base=one.layer.rotary.base, **config).fit(
-                    one.keys, **limits
-                ),
-                CommVQQuantizer(d=dim, rope_base=one.layer.rotary.base, **config).fit(
-                    one.values, **limits
-                ),
-            )
-        )
-    return lambda: [EncodeDecodeCache(*layer) for layer in layers]
+    def fitted(rows: Any) -> Any:
+        base = one.layer.rotary.base
+        quantiser = CommVQQuantizer(d=rows.shape[-1], rope_base=base, **config)
+        return quantiser.fit(rows, max_samples=max_samples)
+
+    return one.layer, fitted(one.keys), fitted(one.values)
 
 
-def book(rows: Any, width: int, bits: int, seed: int) -> Any:
+def comm_vq(model: Any, tables: Sequence[Any], **config: Any) -> Caches:
+    """A cache written here around the package's quantiser, which has none of its own."""
+    from peer_commvq import EncodeDecodeCache
+
+    return lambda: [EncodeDecodeCache(*layer) for layer in tables]
+
+
+def of_layers(samples: Samples, *, fit: Callable[[Any], Any]) -> list[Any]:
+    """What a function makes of each layer; as many at a time as there are cores."""
+    with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+        return list(pool.map(fit, samples()))
+
+
+def _one_thread() -> None:
+    threadpool_limits(1)
+
+
+def book(rows: Any, width: int, bits: int, *, seed: int) -> Any:
     """A codebook of the package's own training on a seeded draw of sub-vectors.
 
     Args:
@@ -243,113 +245,25 @@ def book(rows: Any, width: int, bits: int, seed: int) -> Any:
     from veloxquant_mlx import train_codebook
 
     vectors = np.asarray(rows).reshape(-1, width)
-    if len(vectors) > VECTORS:
+    most = max(VECTORS, VECTORS_AN_ENTRY << bits)
+    if len(vectors) > most:
         rng = np.random.default_rng(seed)
-        vectors = vectors[rng.choice(len(vectors), VECTORS, replace=False)]
-    return train_codebook(mx.array(vectors), n_centroids=2**bits, seed=seed)
+        vectors = vectors[rng.choice(len(vectors), most, replace=False)]
+    return np.array(train_codebook(mx.array(vectors), n_centroids=2**bits, seed=seed))
 
 
 # The other peers
 
 
-def mlx_turboquant(model: Any, samples: Samples, **config: Any) -> Caches:
+def mlx_turboquant(model: Any, tables: None, **config: Any) -> Caches:
     """``make_prompt_cache``, which also wraps the model's attention call."""
     import mlx_turboquant
 
     return lambda: mlx_turboquant.make_prompt_cache(model, **config)
 
 
-def turboquant_mlx(model: Any, samples: Samples, **config: Any) -> Caches:
+def turboquant_mlx(model: Any, tables: None, **config: Any) -> Caches:
     """``make_turboquant_cache``."""
     from turboquant_mlx.layers import make_turboquant_cache
 
     return lambda: make_turboquant_cache(model, **config)
-
-
-PLAIN = "mlx-lm KVCache float32"
-
-
-def subjects() -> dict[str, Subject]:
-    """Every row by label, the plain cache first."""
-    rows = [
-        Subject(PLAIN, plain),
-        Subject("mlx-lm KVCache float16", half, note="the model computes in float32"),
-        *(
-            Subject(
-                f"mlx-lm QuantizedKVCache {bits} bits",
-                partial(quantised, bits=bits, group_size=64),
-                {"bits": bits, "group_size": 64},
-            )
-            for bits in (8, 4)
-        ),
-        *(
-            Subject(f"kvcompress {words}", partial(ours, words=words))
-            for words in (
-                "turboquant:bits=4",
-                "turboquant:bits=3",
-                "turboquant:bits=2",
-                "a2ats",
-                "a2ats:sub_dim=4",
-                "commvq:bits=2",
-                "commvq:bits=1",
-                "vecinfer:bits=2",
-            )
-        ),
-        *(_velox_rows()),
-        *(_turboquant_rows()),
-        Subject(f"{PLAIN}, again", plain, note="the first row once more: how much a run drifts"),
-    ]
-    return {row.label: row for row in rows}
-
-
-def _peer(
-    package: str, pin: str, name: str, make: Callable[..., Caches], note: str, **config: Any
-) -> Subject:
-    return Subject(
-        f"{package} {name}", partial(make, **config), config, package=package, pin=pin, note=note
-    )
-
-
-def _velox_rows() -> list[Subject]:
-    row = partial(_peer, "veloxquant-mlx", "0.94.15")
-    one = "documented recipe: one codebook for all layers"
-    each = "a codebook a layer from the model's activations"
-    even = {"key_sub_dim": 4, "key_codebook_bits": 8, "value_sub_dim": 4, "value_codebook_bits": 8}
-    told = {"key_sub_dim": 4, "key_codebook_bits": 12, "value_sub_dim": 8, "value_codebook_bits": 8}
-    a2ats = {"a2ats_window": 128, "a2ats_sub_dim": 8, "a2ats_codebook_bits": 8}
-    adapter = (
-        "encode-decode adapter: the package has no cache for this quantiser. Keys are un-rotated "
-        "before encoding; values are coded at position 0, where nothing is rotated"
-    )
-    few = {"b": 8, "n_em_iters": 12, "max_samples": 4096}
-    return [
-        *(
-            row(
-                f"turboquant_rvq b={bits}",
-                velox,
-                "documented recipe; nothing to calibrate; values are not coded",
-                method="turboquant_rvq",
-                bit_width_inlier=bits,
-                seed=42,
-            )
-            for bits in (1, 2)
-        ),
-        row("vecinfer calibrated", velox_vecinfer_calibrated, each, **even),
-        row("vecinfer documented", velox_vecinfer_documented, one, **told),
-        row("a2ats calibrated", velox_a2ats_calibrated, each, **a2ats),
-        row("a2ats documented", velox_a2ats_documented, one, **a2ats),
-        row("comm_vq 2 bits (adapter)", velox_comm_vq, adapter, n_codebooks=16, **few),
-        row("comm_vq 1 bit (adapter)", velox_comm_vq, adapter, n_codebooks=8, **few),
-    ]
-
-
-def _turboquant_rows() -> list[Subject]:
-    small = partial(_peer, "mlx-turboquant", "0.0.2")
-    full = partial(_peer, "turboquant-mlx-full", "0.30.0")
-    return [
-        small("4 bits", mlx_turboquant, "", kv_bits=4, kv_group_size=64),
-        small("3 bits qjl", mlx_turboquant, "", kv_bits=3, kv_group_size=64, qjl=True),
-        full("K8 V3", turboquant_mlx, "the documented default", k_bits=8, v_bits=3),
-        full("4 bits", turboquant_mlx, "", tq_bits=4),
-        full("3 bits", turboquant_mlx, "", tq_bits=3),
-    ]
