@@ -31,6 +31,9 @@ from kvcompress.config import markdown_table
 from kvcompress.registry import list_methods, method_class, method_info
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "docs"))  # for who loads this file by its path
+from peer_tables import peers as peer_tables  # noqa: E402
+
 PART = re.compile(r"(<!-- generated: (\w+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 ADVICE = {
@@ -226,6 +229,11 @@ def scores(name: str) -> str:
     return f"{score_markdown(report)}\nMeasured here: `{command}`\n"
 
 
+def peers(name: str) -> str:
+    """The tables of ``benchmarks/peers.py``."""
+    return peer_tables(_rows(name))
+
+
 def _report(name: str) -> Report:
     """A committed comparison without its times: a shared machine is never the same for two rows."""
     data = _rows(name)
@@ -254,6 +262,7 @@ KINDS = {
     "serving": serving,
     "scores": scores,
     "families": families,
+    "peers": peers,
 }
 
 
