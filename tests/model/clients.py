@@ -40,7 +40,7 @@ class Streamed:
 def client_of(server: Server) -> Any:
     import openai
 
-    return openai.OpenAI(base_url=server.url, api_key="none", timeout=120, max_retries=0)
+    return openai.OpenAI(base_url=server.url, api_key="none", timeout=300, max_retries=0)
 
 
 def ask(client: Any, words: str, system: str = "", count: int = 24, **more: Any) -> Any:
