@@ -11,6 +11,8 @@ from typing import Any
 
 from attrs import frozen
 
+from kvcompress.cache import report
+from kvcompress.compare.memory import held
 from kvcompress.compare.metrics import Measures
 
 
@@ -60,16 +62,29 @@ class Fresh:
         }
 
 
-def stated_bits(caches: Sequence[Any], measures: Measures) -> float | None:
-    """Bits that a coded number takes as its package counts, which may not be what it keeps.
+def coded_bits(caches: Sequence[Any], measures: Measures) -> float:
+    """Bits that a coded number takes, which a package may not really keep.
 
     Args:
         caches: Used caches.
         measures: What was counted of them, which has kvcompress's own number.
+
+    Returns:
+        What the package states; where it states nothing, what it keeps of a number, coded or not,
+        without room for tokens to come.
     """
-    if measures.get("coded_bits_per_value"):
-        return measures["coded_bits_per_value"]
+    ours = measures.get("coded_bits_per_value")
     stated = [getattr(cache, "assigned_avg_bits", None) for cache in caches]
-    if not stated or any(not isinstance(bits, int | float) for bits in stated):
-        return None
-    return float(sum(stated) / len(stated))
+    if ours:
+        return ours
+    if all(isinstance(bits, int | float) for bits in stated):
+        return float(sum(stated) / len(stated))
+    return 16 * held_bytes(caches) / (measures["fp16_bytes"] or 1)
+
+
+def held_bytes(caches: Sequence[Any]) -> int:
+    """What caches of any kind hold of their tokens, without room for tokens to come."""
+    counted = report(caches)
+    if counted.layers:
+        return counted.stored_bytes + counted.plain_bytes
+    return sum(int(array.nbytes) for array in held(caches))

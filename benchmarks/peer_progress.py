@@ -13,7 +13,7 @@ from attrs import define, field
 COLUMNS = {
     "bits": ("bits_per_value", 1),
     "+tables": ("bits_per_value_with_tables", 1),
-    "stated": ("stated_bits", 1),
+    "coded": ("coded_bits", 1),
     "MB": ("resident_bytes", 1e6),
     "active MB": ("active_bytes", 1e6),
     "+tables MB": ("active_bytes_with_tables", 1e6),

@@ -11,12 +11,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from attrs import frozen
+from peer_memory import held_bytes
 
-from kvcompress.cache import report
 from kvcompress.cache.dispatch import NAME
 from kvcompress.cache.trace import trace
 from kvcompress.compare.evaluate import durations
-from kvcompress.compare.memory import held
 from kvcompress.compare.session import Session
 
 CHUNK = 64
@@ -94,14 +93,6 @@ class Clock:
         for slot, block in zip(trace(self.model), self.model.layers, strict=True):
             module = sys.modules[type(block.self_attn).__module__]
             yield slot.layer, slot.scale, getattr(module, NAME)
-
-
-def held_bytes(caches: Sequence[Any]) -> int:
-    """What caches of any kind hold of their tokens, without room for tokens to come."""
-    counted = report(caches)
-    if counted.layers:
-        return counted.stored_bytes + counted.plain_bytes
-    return sum(int(array.nbytes) for array in held(caches))
 
 
 def drawn(layer: Any, tokens: int, seed: int) -> tuple[mx.array, mx.array, mx.array]:

@@ -22,7 +22,7 @@ prefer_openblas()
 import mlx.core as mx  # noqa: E402
 from attrs import frozen  # noqa: E402
 from peer_adapters import Caches  # noqa: E402
-from peer_memory import Fresh, stated_bits  # noqa: E402
+from peer_memory import Fresh, coded_bits  # noqa: E402
 from peer_rows import PLAIN, Subject, subjects  # noqa: E402
 from peer_timing import Clock, read_bytes_per_second  # noqa: E402
 
@@ -169,7 +169,7 @@ class Row:
 
         outcome = evaluator.run(remembered, self.windows)
         measures = self.fresh.apart(outcome.measures, outcome.readings, before)
-        self.answer["measures"] |= {**measures, "stated_bits": stated_bits(last, measures)}
+        self.answer["measures"] |= {**measures, "coded_bits": coded_bits(last, measures)}
 
     def recall(self) -> None:
         """What is found again of what was read."""

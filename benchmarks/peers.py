@@ -10,10 +10,11 @@ want calibrating get activations of the text and length that kvcompress's method
 and the first tokens of each window too, which they must code. Tables are fitted once, before and
 apart from what is measured.
 
-Columns: all-in bits a value, and with tables; bits that the package states; resident MB by walking
-the objects, and MB by MLX's active memory; peak MB; divergence from the first row, top-1, recall
-and copying; ms a decode step and its attention; tokens read a second; microseconds to encode a
-token. Tables are what caches hold before their first token, whoever's they are.
+Columns: all-in bits a value, and with tables; bits of a coded value, as the package states them
+where it does; resident MB by walking the objects, and MB by MLX's active memory; peak MB;
+divergence from the first row, top-1, recall and copying; ms a decode step and its attention; tokens
+read a second; microseconds to encode a token. Tables are what caches hold before their first token,
+whoever's they are.
 
 Times are taken in rounds through all rows. The report has the median, least and most of a row's
 rounds, and the same of its ratios to the first row in the same round, so that a machine that slows
