@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from attrs import define
 from peer_rows import subjects
 
+from kvcompress.compare.runner import crash
 from kvcompress.models.embedded import NAME
 
 WORKER = Path(__file__).with_name("peer_worker.py")
@@ -91,10 +91,7 @@ class Runner:
             return partial(answer, job["part"], f"not done after {limit:.0f} s")
         if done.returncode == 0:
             return partial(answer)
-        code = done.returncode
-        end = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        told = ": ".join([end, *done.stderr.strip().splitlines()[-1:]])
-        return partial(answer, job["part"], told)
+        return partial(answer, job["part"], crash(done.returncode, done.stderr))
 
 
 def partial(path: Path, part: str = "", error: str = "") -> dict[str, Any]:

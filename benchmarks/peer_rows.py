@@ -107,28 +107,16 @@ def _velox_scalar_rows() -> list[Subject]:
     rvq = "nothing to calibrate; values are not coded"
     kivi = "nothing to calibrate; the last 128 tokens are exact"
     return [
-        *(
-            _velox(
-                f"turboquant_rvq b={bits}",
-                adapters.velox,
-                rvq,
-                method="turboquant_rvq",
-                bit_width_inlier=bits,
-                seed=42,
-            )
-            for bits in (2, 1)
-        ),
-        *(
-            _velox(
-                f"kivi b={bits}",
-                adapters.velox,
-                kivi,
-                method="kivi",
-                bit_width_inlier=bits,
-                seed=42,
-            )
-            for bits in (4, 2)
-        ),
+        _velox(
+            f"{method} b={bits}",
+            adapters.velox,
+            about,
+            method=method,
+            bit_width_inlier=bits,
+            seed=42,
+        )
+        for method, about, every in (("turboquant_rvq", rvq, (2, 1)), ("kivi", kivi, (4, 2)))
+        for bits in every
     ]
 
 

@@ -62,7 +62,7 @@ class Plan:
 
     def _chosen(self, slot: Slot, cache: Any) -> Any:
         """The cache that stands in a slot's place."""
-        if slot.layer is None or slot.layer.index not in self.codecs:
+        if slot.layer is None or not self.compresses(slot):
             return cache
         if type(cache) is not KVCache:
             raise UnsupportedModel(

@@ -235,10 +235,10 @@ def run_job(job: Job, scratch: Path, seconds: float) -> Answer:
         return Answer(Row(job.method, error=f"TimeOut: not done after {seconds:.0f} s; stopped"))
     if answer_path.exists() and done.returncode == 0:
         return Answer.load(answer_path)
-    return Answer(Row(job.method, error=_crash(done.returncode, done.stderr)))
+    return Answer(Row(job.method, error=crash(done.returncode, done.stderr)))
 
 
-def _crash(code: int, stderr: str) -> str:
+def crash(code: int, stderr: str) -> str:
     """How a process ended that left no answer, with the last thing it said."""
     end = signal.Signals(-code).name if code < 0 else f"exit status {code}"
     said = [line.strip() for line in stderr.splitlines() if line.strip()]
