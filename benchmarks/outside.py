@@ -11,6 +11,7 @@ methods are random here: what they cost does not depend on their values.
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ prefer_openblas()
 
 import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
-from attention import SHAPES, compressed, filled, timed  # noqa: E402
+from attention import SHAPES, compressed, filled  # noqa: E402
 from results import deliver  # noqa: E402
 
 METHODS = (
@@ -36,13 +37,18 @@ def measure(spec: str, head_dim: int, lengths: list[int], rounds: int) -> dict[s
     kv_heads = SHAPES[head_dim][1]
     caches = [filled(compressed(spec, head_dim), kv_heads, head_dim, n) for n in lengths]
     row = mx.random.normal((1, kv_heads, 1, head_dim))
-    mx.eval(row)
+    q = mx.random.normal((1, SHAPES[head_dim][0], 1, head_dim))
+    mx.eval(row, q)
 
-    def step(cache: Any) -> list[mx.array]:
-        cache.update_and_fetch(row, row)
-        return list(cache.exact.arrays())
+    def step(cache: Any) -> float:
+        start = time.perf_counter()
+        keys, _ = cache.update_and_fetch(row, row)
+        mx.eval(list(cache.exact.arrays()))
+        spent = 1e3 * (time.perf_counter() - start)
+        mx.eval(keys.step.attend(q, scale=1.0))
+        return spent
 
-    times = np.array([[timed(lambda c=c: step(c)) for c in caches] for _ in range(rounds)])
+    times = np.array([[step(cache) for cache in caches] for _ in range(rounds)])
     return {
         "method": spec,
         "head_dim": head_dim,

@@ -12,8 +12,10 @@ import mlx.core as mx
 from kvcompress.attention import DEFAULT_BUDGET
 from kvcompress.cache.accounting import LayerReport, layer_report
 from kvcompress.cache.chunk import check_chunk, check_count
+from kvcompress.cache.coded import Coded
 from kvcompress.cache.coding import Coding
 from kvcompress.cache.drafts import LONGEST, Drafts, DraftStep
+from kvcompress.cache.promise import Promise
 from kvcompress.cache.received import Witness, retrieved
 from kvcompress.cache.step import Step
 from kvcompress.cache.store import CodeStore, ExactRows
@@ -67,6 +69,8 @@ class CompressedKVCache:
         self._drafts: Drafts | None = None  # not yet added: they may be taken back
         self._due: tuple[mx.array, mx.array, int] | None = None  # to code once queries were seen
         self._ticket: object = None  # of the step whose queries are to be seen
+        self._promise: Promise | None = None  # of the codes as they stand
+        self._computes = False  # the model computes with what it was promised
         self._budget = budget
         self.exact = ExactRows()
         self.store = CodeStore(codec.schema)
@@ -124,10 +128,9 @@ class CompressedKVCache:
 
     def _hold(self, drafts: Drafts) -> DraftStep:
         """Let a chunk stand beside the cache; what its queries attend to."""
-        blocks, sinks, _ = self._coded_part()
         rows = self._joined(drafts.keys, drafts.values)
-        tokens = (self.codec, blocks, self.constants, *rows, sinks, self._budget)
-        step = DraftStep(*tokens, cache=copy.deepcopy(self), drafts=drafts)
+        before = copy.deepcopy(self)
+        step = DraftStep(self._coded_part(), *rows, self._budget, cache=before, drafts=drafts)
         self._drafts, self._ticket = drafts, None
         self.offset += drafts.length
         return step
@@ -136,8 +139,7 @@ class CompressedKVCache:
         """Add a chunk for good, whatever its length; what its queries attend to."""
         seen = self.offset + keys.shape[2]
         target = self.coded_after(keys.shape[2])
-        blocks, sinks, sealed = self._coded_part()
-        constants = self.constants
+        coded, sealed = self._coded_part(), len(self.store.sealed)
         if self.codec.chooses:
             self.exact.unjudged(keys.shape[0], self.exact.used + keys.shape[2])
         if target == self.store.tokens:
@@ -146,7 +148,7 @@ class CompressedKVCache:
         else:
             all_keys, all_values = self._joined(keys, values)
             self._due = all_keys, all_values, target
-        step = Step(self.codec, blocks, constants, all_keys, all_values, sinks, self._budget)
+        step = Step(coded, all_keys, all_values, self._budget)
         self.offset = seen
         if self.codec.chooses and self.method.window > 0:
             ticket = self._ticket = object()
@@ -181,14 +183,27 @@ class CompressedKVCache:
             drafts.append_to(self)
         if self._due is not None:
             due, self._due, self._ticket = self._due, None, None
+            if self._promise is not None:
+                self._computes, self._promise = self._promise.kept, None
             how = Coding(self.codec, self.method.sinks, self._block, self._steady)
             self.constants = how.code(self.exact, self.store, self.constants, *due)
 
-    def _coded_part(self) -> tuple[list[tuple[dict[str, mx.array], int]], int, int]:
-        """Runs of codes, how many exact rows come before them, and the sealed runs' number."""
-        blocks = list(self.store.blocks())
-        sinks = min(self.method.sinks, self.exact.used) if blocks else 0
-        return blocks, sinks, len(self.store.sealed)
+    def _coded_part(self) -> Coded:
+        """The coded tokens, for a step.
+
+        Their promise goes on from step to step, but for a model that computes with the arrays
+        beside attention: they would stay, every token decoded.
+        """
+        promise = self._promise
+        if promise is None or not promise.serves:
+            promise = Promise()
+            self._promise = None if self._computes else promise
+        return self._coded_now(promise)
+
+    def _coded_now(self, promise: Promise) -> Coded:
+        runs = list(self.store.blocks())
+        start = min(self.method.sinks, self.exact.used) if runs else 0
+        return Coded(self.codec, runs, self.constants, start, promise)
 
     def _joined(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """The exact rows with a chunk after them, leaving what is held as it is."""
@@ -215,9 +230,7 @@ class CompressedKVCache:
         if self.empty():
             raise ConfigError(f"{self.method.name}: layer {self.layer.index}: the cache is empty")
         self.complete()
-        blocks, sinks, _ = self._coded_part()
-        keys, values = self._rows()
-        return Step(self.codec, blocks, self.constants, keys, values, sinks, self._budget)
+        return Step(self._coded_now(Promise()), *self._rows(), self._budget)
 
     def _rows(self) -> tuple[mx.array, mx.array]:
         if self.exact.keys is not None:
@@ -271,7 +284,7 @@ class CompressedKVCache:
             self.offset -= taken
             return taken + self.trim(n - taken) if n > taken else taken
         self.complete()
-        self._step = self._ticket = None
+        self._step = self._ticket = self._promise = None
         sinks = min(self.method.sinks, self.exact.used) if self.store.tokens else 0
         recent = min(n, self.exact.used - sinks)
         self.exact.forget(recent)
@@ -340,7 +353,7 @@ class CompressedKVCache:
         from kvcompress.cache.state import unpack_state
 
         unpack_state(self, state)  # a refused state leaves all as it was
-        self._step = self._ticket = self._due = self._drafts = None
+        self._step = self._ticket = self._due = self._drafts = self._promise = None
 
     @classmethod
     def from_state(cls, state: tuple[Any, ...]) -> CompressedKVCache:

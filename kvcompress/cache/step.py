@@ -7,12 +7,11 @@ from functools import cached_property
 import mlx.core as mx
 from attrs import evolve, frozen
 
-from kvcompress.attention import CodedSegment, ExactSegment, Segment, attend, unread_share
+from kvcompress.attention import ExactSegment, Segment, attend, unread_share
 from kvcompress.attention.masks import Mask, as_mlx_takes_it, check_mask
 from kvcompress.attention.queries import check_queries
+from kvcompress.cache.coded import Coded
 from kvcompress.cache.received import Witness, received
-from kvcompress.codec import Codes, KVCodec
-from kvcompress.stages.base import Fields
 
 
 @frozen(eq=False)
@@ -45,31 +44,17 @@ class Step:
     """The tokens of one step, as attention reads them or as dense arrays.
 
     Args:
-        codec: The layer's codec.
-        blocks: Runs of codes with their numbers of tokens, oldest first.
-        constants: What the sequence keeps once.
+        coded: The coded tokens.
         keys: Exact keys ``(B, Hkv, n, D)``: sinks, then what follows the coded tokens.
         values: Exact values ``(B, Hkv, n, Dv)``.
-        sinks: How many of the exact rows come before the coded tokens.
         budget: Bytes of transients that attention may hold.
     """
 
-    def __init__(
-        self,
-        codec: KVCodec,
-        blocks: list[tuple[dict[str, mx.array], int]],
-        constants: Fields,
-        keys: mx.array,
-        values: mx.array,
-        sinks: int,
-        budget: int,
-    ) -> None:
-        self._codec = codec
-        self._blocks = blocks
-        self._constants = constants
+    def __init__(self, coded: Coded, keys: mx.array, values: mx.array, budget: int) -> None:
+        self._coded = coded
+        self._codec = coded.codec
         self._keys = keys
         self._values = values
-        self._sinks = sinks
         self._budget = budget
         self.settle: list[mx.array] = []  # arrays to be computed with this step's output
         self.witness: Witness | None = None  # wants to know what the first queries attend to
@@ -77,26 +62,18 @@ class Step:
     @property
     def coded(self) -> int:
         """Tokens that are read as codes."""
-        return sum(count for _, count in self._blocks)
+        return self._coded.tokens
 
     @property
     def tokens(self) -> int:
         """Tokens in all."""
         return int(self._keys.shape[2]) + self.coded
 
-    def _coded_segments(self) -> list[CodedSegment]:
-        out, start = [], self._sinks
-        for fields, count in self._blocks:
-            span = range(start, start + count)
-            codes = Codes(dict(fields), dict(self._constants))
-            out.append(CodedSegment(self._codec, codes, (span,), span))
-            start += count
-        return out
-
     def _segments(self) -> list[Segment]:
-        coded = self._coded_segments()
-        spans = (range(self._sinks), range(self._sinks + self.coded, self.tokens))
+        sinks = self._coded.start
+        spans = (range(sinks), range(sinks + self.coded, self.tokens))
         exact = ExactSegment(self._keys, self._values, tuple(s for s in spans if len(s)))
+        coded = self._coded.segments()
         return [exact, *coded] if exact.spans else [*coded]
 
     def attend(
@@ -118,7 +95,7 @@ class Step:
         check_queries(self._codec.layer, self._keys.shape[0], queries, sinks)
         if not queries.shape[2]:
             return mx.zeros((*queries.shape[:3], self._values.shape[3]), queries.dtype)
-        if not self._blocks:
+        if not self.coded:
             check_mask(mask, queries.shape, self.tokens)
             out = mx.fast.scaled_dot_product_attention(
                 queries,
@@ -133,7 +110,7 @@ class Step:
                 queries,
                 self._segments(),
                 self._codec,
-                self._constants,
+                self._coded.constants,
                 scale=scale,
                 mask=mask,
                 sinks=sinks,
@@ -170,7 +147,7 @@ class Step:
     ) -> mx.array:
         """The share of softmax weight that :meth:`attend` does not read, ``(B, Hq, L)``."""
         check_queries(self._codec.layer, self._keys.shape[0], queries, sinks)
-        if not self._blocks:
+        if not self.coded:
             return mx.zeros(queries.shape[:3])
         return unread_share(
             queries,
@@ -192,27 +169,14 @@ class Step:
     @cached_property
     def dense(self) -> tuple[mx.array, mx.array]:
         """All tokens as arrays, lazily: ``(B, Hkv, T, D)`` and ``(B, Hkv, T, Dv)``."""
-        if not self._blocks:
+        if not self.coded:
             keys, values = self._keys, self._values
         else:
-            span = range(self._sinks, self._sinks + self.coded)
-            decoded_keys, decoded_values = self._codec.decode(self._codes(), span)
+            decoded_keys, decoded_values = self._coded.decoded()
             keys = self._weave(self._keys, decoded_keys)
             values = self._weave(self._values, decoded_values)
         return self._settled(keys), self._settled(values)
 
-    def _codes(self) -> Codes:
-        """All codes as one run: its decoding is one graph, however long the sequence."""
-        runs = [fields for fields, _ in self._blocks]
-        whole = (
-            runs[0]
-            if len(runs) == 1
-            else {
-                name: mx.concatenate([fields[name] for fields in runs], axis=2) for name in runs[0]
-            }
-        )
-        return Codes(dict(whole), dict(self._constants))
-
     def _weave(self, exact: mx.array, decoded: mx.array) -> mx.array:
-        cut = self._sinks
+        cut = self._coded.start
         return mx.concatenate([exact[:, :, :cut], decoded, exact[:, :, cut:]], axis=2)

@@ -7,11 +7,15 @@ from typing import Any
 
 import mlx.core as mx
 
+from kvcompress.cache.promise import Promise
+
 _LEAVES = (str, bytes, int, float, bool, type(None), type)
 
 
 def reachable_arrays(roots: Iterable[object]) -> Iterator[mx.array]:
     """Each distinct ``mx.array`` reachable through attributes, slots and containers.
+
+    All but those that a :class:`~kvcompress.cache.promise.Promise` has not computed.
 
     Args:
         roots: Where to start.
@@ -28,6 +32,8 @@ def reachable_arrays(roots: Iterable[object]) -> Iterator[mx.array]:
         seen.add(id(item))
         if isinstance(item, mx.array):
             yield item
+        elif isinstance(item, Promise) and not item.kept:
+            continue
         elif isinstance(item, Mapping):
             stack.extend(item.values())
         elif isinstance(item, (list, tuple, set, frozenset)):
