@@ -20,7 +20,7 @@ from kvcompress.attention.masks import Mask
 from kvcompress.cache.chunk import check_chunk
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.cache.step import Step
-from kvcompress.cache.view import View, view
+from kvcompress.cache.view import View, views
 from kvcompress.config.option import shown
 from kvcompress.errors import BatchError, CacheFileError
 
@@ -240,7 +240,7 @@ class CompressedBatchCache:
             places.append(_Place(skip, take, start, start + row.offset))
         step = BatchStep(steps, places, length, self.rows[0].layer.value_dim)
         self._step = step if self.rows[0].shared else None
-        return _views(step)
+        return views(*step.dense, step)
 
     def keys_and_values(self) -> tuple[View, View]:
         """What this step's own layer attends to, for the layers that share its cache.
@@ -250,7 +250,7 @@ class CompressedBatchCache:
         """
         if self._step is None:
             raise BatchError("a batch can be read by other layers only within a step")
-        return _views(self._step)
+        return views(*self._step.dense, self._step)
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
@@ -289,12 +289,14 @@ class CompressedBatchCache:
         self._before += other._before
 
     def extract(self, idx: int) -> CompressedKVCache:
-        """A snapshot of one row, as if it had run alone.
+        """A snapshot of one row, as if it had run alone, without room for tokens to come.
 
         Raises:
             BatchError: There is no such row.
         """
-        return copy.deepcopy(self.rows[self._place_of(idx)])
+        row = copy.deepcopy(self.rows[self._place_of(idx)])
+        row.compact()
+        return row
 
     def _place_of(self, index: Any) -> int:
         """A row's place from its number, which may count from the end as in Python."""
@@ -356,11 +358,6 @@ def _rows_of(state: object) -> tuple[Any, ...]:
     if not isinstance(state, tuple | list):
         raise CacheFileError(f"the state must be one of a batch (got a {type(state).__name__})")
     return tuple(state)
-
-
-def _views(step: BatchStep) -> tuple[View, View]:
-    dense_keys, dense_values = step.dense
-    return view(dense_keys, step, "key"), view(dense_values, step, "value")
 
 
 def _check_row(first: CompressedKVCache, row: CompressedKVCache) -> None:

@@ -19,7 +19,7 @@ from kvcompress.cache.promise import Promise
 from kvcompress.cache.received import Witness, retrieved
 from kvcompress.cache.step import Step
 from kvcompress.cache.store import CodeStore, ExactRows
-from kvcompress.cache.view import View, view
+from kvcompress.cache.view import View, views
 from kvcompress.codec import KVCodec
 from kvcompress.errors import ConfigError
 from kvcompress.layers import LayerSpec
@@ -115,8 +115,7 @@ class CompressedKVCache:
             ConfigError: Where the chunk does not fit the layer or what is already held.
         """
         step = self.advance(keys, values)
-        dense_keys, dense_values = step.dense
-        return view(dense_keys, step, "key"), view(dense_values, step, "value")
+        return views(*step.dense, step)
 
     def advance(self, keys: mx.array, values: mx.array) -> Step:
         """Add a chunk; what its queries attend to."""
@@ -222,8 +221,7 @@ class CompressedKVCache:
         """
         self.complete()
         step = self._step or self.now()
-        dense_keys, dense_values = step.dense
-        return view(dense_keys, step, "key"), view(dense_values, step, "value")
+        return views(*step.dense, step)
 
     def now(self) -> Step:
         """What a next step would attend to."""
@@ -296,6 +294,16 @@ class CompressedKVCache:
         self.exact.forget(n - recent - coded)
         self.offset -= n
         return n
+
+    def compact(self) -> None:
+        """Let go of the room for tokens to come, in a sequence that is put aside.
+
+        It is made anew when the sequence goes on.
+        """
+        self._promise = None
+        self.exact.compact()
+        self.store.compact()
+        mx.eval(*self.exact.arrays(), *self.store.arrays())
 
     def _arrays(self) -> Any:
         self.complete()

@@ -11,7 +11,7 @@ import mlx.core as mx
 from attrs import define, field, frozen
 from mlx_lm.models.cache import KVCache
 
-from kvcompress.cache.view import view
+from kvcompress.cache.view import views
 
 FAR = 1 << 24  # a position beyond any context, up to which float32 counts exactly
 
@@ -138,8 +138,7 @@ class Probe(KVCache):  # type: ignore[misc]
         if self._held is None or self._step is None:
             raise ValueError("the model reads a cache before it has written to it")
         self.runs[-1].fetches += 1
-        keys, values = self._held
-        return view(keys, self._step, "key"), view(values, self._step, "value")
+        return views(*self._held, self._step)
 
     def _array(self, part: int) -> mx.array | None:
         self.bypassed = True

@@ -75,8 +75,10 @@ class CodeStore:
         """Grow the tail, in steps, to hold ``tokens``."""
         if tokens <= self.capacity:
             return
-        room = min(SEAL, -(-tokens // STEP) * STEP)
         batch = next(iter(like.values())).shape[0]
+        self._hold(min(SEAL, -(-tokens // STEP) * STEP), batch)
+
+    def _hold(self, room: int, batch: int) -> None:
         fresh = {f.name: f.allocate(batch, room) for f in self.schema.fields}
         if self.used:
             fresh = {k: write(a, self.tail[k][:, :, : self.used], 0) for k, a in fresh.items()}
@@ -98,6 +100,11 @@ class CodeStore:
         self.used = rest
         if not rest:
             self.tail = {}
+
+    def compact(self) -> None:
+        """Let go of the tail's room for tokens to come."""
+        if self.capacity > self.used:
+            self._hold(self.used, next(iter(self.tail.values())).shape[0])
 
     def copy(self) -> CodeStore:
         """An independent store that shares memory until one of the two writes."""
@@ -158,6 +165,11 @@ class ExactRows:
         """Hold these rows alone, in buffers of their own."""
         self.keys, self.values, self.used = None, None, 0
         self.append(keys, values, steady)
+
+    def compact(self) -> None:
+        """Let go of the room for tokens to come."""
+        if self.keys is not None and self.values is not None and self.keys.shape[2] > self.used:
+            self._grow(self.keys, self.values, self.used)
 
     def forget(self, count: int) -> None:
         """Let go of the last ``count`` rows."""

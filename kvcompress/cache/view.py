@@ -43,6 +43,11 @@ def view(dense: mx.array, step: Attends, part: Part) -> View:
     return tagged
 
 
+def views(keys: mx.array, values: mx.array, step: Attends) -> tuple[View, View]:
+    """Tag the keys and the values of a step, ``(B, H, T, D)`` and ``(B, H, T, Dv)``."""
+    return view(keys, step, "key"), view(values, step, "value")
+
+
 def step_of(keys: object, values: object) -> Attends | None:
     """The step behind a pair that attention was given as keys and values.
 

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from kvcompress.cache.view import view
+from kvcompress.cache.view import views
 from kvcompress.calibrate.samples import LayerMoments, LayerSamples
 from kvcompress.calibrate.sums import ChannelSums, SecondMoment
 from kvcompress.errors import UnsupportedModel
@@ -170,8 +170,7 @@ class RecordingCache:
         return self._views(*self._plain.keys_and_values())
 
     def _views(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        step = RecordingStep(self, keys, values)
-        return view(keys, step, "key"), view(values, step, "value")
+        return views(keys, values, RecordingStep(self, keys, values))
 
     def see(self, queries: mx.array) -> None:
         """Record the queries of the last chunk, ``(1, Hq, L, D)``."""

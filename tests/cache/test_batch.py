@@ -173,3 +173,30 @@ def test_padding_that_is_not_one_count_a_row_is_refused(counts: list[int]) -> No
         batch.prepare(left_padding=counts)
     with pytest.raises(BatchError, match="must be 2 numbers of at least 0, one a row"):
         batch.prepare(lengths=counts, right_padding=[1, 0])
+
+
+@pytest.mark.parametrize("count", [0, 3, 20, 45, 80])
+def test_an_extracted_row_has_no_room_and_goes_on_as_if_it_had(count: int) -> None:
+    """Short conversations that are kept would each hold the room of a long one."""
+    row = CompressedBatchCache([history(count, 0), history(7, 1)]).extract(0)
+    assert row.nbytes == row.report.predicted_bytes
+    single = history(count, 0)
+    for number in range(3):
+        q, k, v = tokens(1 + 30 * number, seed=10 + number)
+        outs = []
+        for held in (row, single):
+            keys, _ = held.update_and_fetch(k, v)
+            outs.append(keys.step.attend(q, scale=SCALE, mask="causal"))
+        assert mx.array_equal(*outs)
+    assert row.nbytes == single.nbytes
+
+
+def test_an_extracted_row_lets_go_of_what_the_batch_holds() -> None:
+    batch = CompressedBatchCache([history(80, 0)])
+    mx.eval(batch.state[0][1:])
+    row = batch.extract(0)
+    del batch
+    before = mx.get_active_memory()
+    size = row.nbytes
+    del row
+    assert before - mx.get_active_memory() >= size
