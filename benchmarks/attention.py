@@ -115,8 +115,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
     parser.add_argument("--head-dim", type=int, nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--method", nargs="+", default=METHODS)
+    parser.add_argument("--kept", type=int, default=1 << 30, help="bytes of freed memory MLX keeps")
     args = parser.parse_args()
-    mx.set_cache_limit(1 << 30)
+    mx.set_cache_limit(args.kept)
     rows = [
         measure(spec, head_dim, tokens, args.rounds)
         for head_dim in args.head_dim

@@ -3,9 +3,10 @@
     python benchmarks/outside.py --out docs/results/outside.json
 
 A step appends a token, codes a block where one has grown old, and makes the views that attention is
-handed. Each round times one step at every length, in an order of its own, so that the machine's noise
-meets all of them alike; medians, and the median of the ratios to the shortest in the same round. Tables of the calibrated
-methods are random here: what they cost does not depend on their values.
+handed. Each round times one step at every length, in an order of its own, so that the machine's
+noise meets all of them alike; medians, and the median of the ratios to the shortest in the same
+round. Tables of the calibrated methods are random here: what they cost does not depend on their
+values.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from kvcompress.config.option import shown
 from kvcompress.errors import ConfigError
 from kvcompress.layers import LayerSpec
 
+_COUNT = "{}: the number of tokens to trim must be an integer from 0 (got {})"
+
 
 def check_chunk(name: str, layer: LayerSpec, batch: int, keys: mx.array, values: mx.array) -> None:
     """Refuse a chunk that does not fit.
@@ -55,11 +57,12 @@ def check_count(name: str, count: object) -> int:
     """A number of tokens to trim, of any integer type, as Python's own.
 
     Raises:
-        ConfigError: It is no integer.
+        ConfigError: It is no integer, or negative.
     """
     try:
-        return int(operator.index(count))  # type: ignore[arg-type]
+        number = int(operator.index(count))  # type: ignore[arg-type]
     except TypeError as error:
-        raise ConfigError(
-            f"{name}: the number of tokens to trim must be an integer (got {shown(count)})"
-        ) from error
+        raise ConfigError(_COUNT.format(name, shown(count))) from error
+    if number < 0:
+        raise ConfigError(_COUNT.format(name, number))
+    return number

@@ -271,9 +271,9 @@ class CompressedKVCache:
             How many were forgotten: ``n``, or all there were.
 
         Raises:
-            ConfigError: ``n`` is no integer.
+            ConfigError: ``n`` is no integer, or negative.
         """
-        n = max(0, min(check_count(self.method.name, n), self.offset))
+        n = min(check_count(self.method.name, n), self.offset)
         drafts, self._drafts = self._drafts, None
         if drafts is not None:
             self._step = None

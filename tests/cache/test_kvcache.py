@@ -127,7 +127,7 @@ def test_trim_takes_integers_of_every_type_and_nothing_else() -> None:
     held = cache(window=16)
     feed(held, k, v, [80])
     assert held.trim(np.int64(3)) == 3
-    for bad in (2.0, None, "2"):
+    for bad in (2.0, None, "2", -1):
         with pytest.raises(ConfigError, match="tokens to trim must be an integer"):
             held.trim(bad)  # type: ignore[arg-type]
     feed(held, k, v, [20])
