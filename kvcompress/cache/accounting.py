@@ -31,7 +31,8 @@ class LayerReport:
         compressed_value_bytes: The same of their values.
         fp16_key_bytes: What the coded tokens' keys would take in float16.
         fp16_value_bytes: The same of their values.
-        codebook_bytes: Tables shared by all sequences of the method.
+        codebook_bytes: Tables shared by all sequences of the method: those of the layer's keys and
+            those of its values; over all layers, each table once.
         payload_bits: Code bits of the coded tokens, all heads, without side information.
         values: Numbers that the cache stands for, keys and values of all tokens.
         coded_values: The same of the coded tokens.

@@ -121,6 +121,7 @@ def calibration_of(method: Any) -> Calibration:
     if calibration is None:
         raise CalibrationRequired(
             f"{method.name}: needs a calibration and was given none; run: "
-            f"{calibrate_command(method)}, then pass calibration='calibration.safetensors'"
+            f"{calibrate_command(method)}, then pass calibration='calibration.safetensors' "
+            "(--calibration calibration.safetensors on the command line)"
         )
     return calibration

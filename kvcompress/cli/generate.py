@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -82,6 +83,22 @@ def _statistics(last: Any, caches: list[Any], model: Any) -> str:
     return (
         f"prompt {last.prompt_tokens} tokens, {last.prompt_tps:.1f} tokens/s; "
         f"text {last.generation_tokens} tokens, {last.generation_tps:.1f} tokens/s; "
-        f"cache {(measured['resident_bytes'] or 0) / 1e6:.2f} MB, "
-        f"{measured['times_smaller']:.2f} times smaller than float16"
+        f"{_size(measured)}"
     )
+
+
+def _size(measured: Mapping[str, Any]) -> str:
+    """What the cache takes, and why it may be more than a plain one so early in a text."""
+    held, room = measured["resident_bytes"] or 0, measured["reserved_bytes"] or 0
+    smaller = measured["times_smaller"]
+    parts = [f"cache {held / 1e6:.2f} MB"]
+    if room:
+        parts.append(f"{room / 1e6:.2f} MB of it room for tokens to come")
+    if smaller >= 1:
+        parts.append(f"{smaller:.2f} times smaller than float16")
+    else:
+        parts.append(
+            f"{1 / smaller:.1f} times a float16 cache of so few tokens: most are exact, in the "
+            "model's own dtype"
+        )
+    return ", ".join(parts)

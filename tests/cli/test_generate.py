@@ -42,9 +42,20 @@ def test_text_goes_to_stdout_and_numbers_to_stderr(
     assert err.count("\n") == 1
     assert re.fullmatch(
         rf"prompt {len(ids)} tokens, [\d.]+ tokens/s; text 12 tokens, [\d.]+ tokens/s; "
-        r"cache 0.26 MB, [\d.]+ times smaller than float16\n",
+        r"cache 0.26 MB, [\d.]+ times a float16 cache of so few tokens: .*\n",
         err,
     )
+
+
+def test_room_for_tokens_to_come_is_told_apart(
+    capsys: pytest.CaptureFixture[str], tiny_model: str
+) -> None:
+    words = ("--model", tiny_model, "--prompt", "The yield", "--raw", "--max-tokens", "12")
+    code, _, err = call(capsys, "generate", *words)
+    assert code == 0
+    found = re.search(r"cache ([\d.]+) MB, ([\d.]+) MB of it room for tokens to come, ", err)
+    assert found
+    assert 0 < float(found[2]) < float(found[1])
 
 
 def test_the_numbers_are_those_of_bundled_caches_too() -> None:

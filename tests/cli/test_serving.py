@@ -156,9 +156,9 @@ def test_kept_conversations_are_compressed_and_counted_at_their_size(
 
 
 def test_the_limit_of_bytes_counts_what_is_kept(started: Any) -> None:
-    served = started("--prompt-cache-bytes", "0.15MB")
+    served = started("--prompt-cache-bytes", "0.08MB")
     for topic in ("Names", "Classes", "The yield", "Objects"):
-        served.ask(f"{topic}. {PROMPT}")  # some 90 kB; what is over the limit goes as one comes
+        served.ask(f"{topic}. {PROMPT}")  # some 49 kB; what is over the limit goes as one comes
     assert len(served.kept) == 2
 
 

@@ -63,6 +63,8 @@ def test_an_unknown_method_is_named_with_what_is_near(site: Site) -> None:
         registry.get_method("tooy")
     with pytest.raises(UnknownMethod, match="did you mean 'toys:toy'"):
         registry.get_method("toyz:toy")
+    with pytest.raises(UnknownMethod, match=r"keywords: get_method\('toy', option=value\)"):
+        registry.get_method("toy:bits=3")
     with pytest.raises(UnknownMethod, match="no method named None"):
         registry.get_method(None)  # type: ignore[arg-type]
 
