@@ -43,7 +43,8 @@ def save_score_plot(report: ScoreReport, path: Path) -> None:
         axes.set_title(f"{workload}, {tokens} tokens", fontsize="medium")
         axes.grid(which="both", alpha=0.3)
     several[0].set_ylabel("mean squared error of scores")
-    several[-1].legend(fontsize="small")
+    lines = {line.get_label(): line for axes in several for line in axes.get_lines()}
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", fontsize="small")
     save(figure, path)
 
 
