@@ -83,13 +83,13 @@ def _statistics(last: Any, caches: list[Any], model: Any) -> str:
     return (
         f"prompt {last.prompt_tokens} tokens, {last.prompt_tps:.1f} tokens/s; "
         f"text {last.generation_tokens} tokens, {last.generation_tps:.1f} tokens/s; "
-        f"{_size(measured)}"
+        + _size(measured)
     )
 
 
 def _size(measured: Mapping[str, Any]) -> str:
     """What the cache takes, and why it may be more than a plain one so early in a text."""
-    held, room = measured["resident_bytes"] or 0, measured["reserved_bytes"] or 0
+    held, room = measured["resident_bytes"], measured["reserved_bytes"]
     smaller = measured["times_smaller"]
     parts = [f"cache {held / 1e6:.2f} MB"]
     if room:
