@@ -1,0 +1,104 @@
+"""Whole steps of the embedded model: a token at 8,192 tokens of context, and a prompt of 4,096.
+
+    python benchmarks/steps.py --out docs/results/steps.json
+
+Plain caches and each method's take turns, token by token and chunk by chunk, so that the machine's
+noise meets both: medians of the times, and of the ratios of turns to the plain ones. The context of
+the single tokens is filled with random keys and values, and the tables of calibrated methods are
+random too: what a step takes does not depend on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from kvcompress.openblas import prefer_openblas
+
+prefer_openblas()
+
+import mlx.core as mx  # noqa: E402
+import numpy as np  # noqa: E402
+from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
+from results import deliver  # noqa: E402
+
+from kvcompress.compare.methods import method_of  # noqa: E402
+from kvcompress.models import load_model  # noqa: E402
+
+METHODS = (
+    "turboquant",
+    "turboquant:bits=2",
+    "vecinfer:codebook=random",
+    "a2ats:codebook=random",
+    "commvq:bits=1:codebook=random",
+)
+CHUNK = 512
+
+
+def spent(model: Any, tokens: mx.array, caches: list[Any]) -> float:
+    """What mlx-lm does with a token, and with a chunk of a prompt, whose logits nobody wants."""
+    start = time.perf_counter()
+    logits = model(tokens, cache=caches)
+    mx.eval(logits if tokens.shape[1] == 1 else [cache.state for cache in caches])
+    return 1e3 * (time.perf_counter() - start)
+
+
+def fill(caches: list[Any], shape: tuple[int, int], tokens: int) -> None:
+    """Random keys and values of ``(heads, channels)`` in every layer's cache."""
+    heads, channels = shape
+    for cache in caches:
+        for start in range(0, tokens, 2048):
+            rows = mx.random.normal((1, heads, min(2048, tokens - start), channels))
+            cache.update_and_fetch(rows, rows[::-1])
+            mx.eval(cache.state)
+
+
+def turns(model: Any, pieces: list[mx.array], plain: list[Any], ours: list[Any]) -> np.ndarray:
+    """Milliseconds of each piece with plain caches and with ours, ``(pieces, 2)``."""
+    return np.array([[spent(model, x, caches) for caches in (plain, ours)] for x in pieces])
+
+
+def measure(model: Any, spec: str, args: argparse.Namespace) -> dict[str, Any]:
+    method = method_of(spec)
+    attention = model.layers[0].self_attn
+    shape = attention.n_kv_heads, attention.k_proj.weight.shape[0] // attention.n_kv_heads
+
+    caches = make_prompt_cache(model), method.make_cache(model)
+    for each in caches:
+        fill(each, shape, args.context)
+    tokens = mx.random.randint(0, 1000, (1, args.prompt))
+    singles = [tokens[:, i : i + 1] for i in range(args.rounds + 1)]
+    decode = turns(model, singles, *caches)[1:]
+
+    caches = make_prompt_cache(model), method.make_cache(model)
+    chunks = [tokens[:, i : i + CHUNK] for i in range(0, args.prompt, CHUNK)]
+    prefill = turns(model, chunks, *caches)
+    whole = prefill.sum(axis=0)
+    return {
+        "method": spec,
+        "decode_ms": np.median(decode, axis=0).tolist(),
+        "decode_speed": float(np.median(decode[:, 0] / decode[:, 1])),
+        "prefill_tokens_per_second": (1e3 * args.prompt / whole).tolist(),
+        "prefill_speed": float(whole[0] / whole[1]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--context", type=int, default=8192 - 64)
+    parser.add_argument("--prompt", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--method", nargs="+", default=METHODS)
+    args = parser.parse_args()
+    mx.set_cache_limit(1 << 30)
+    model = load_model().model
+    rows = [measure(model, spec, args) for spec in args.method]
+    asked = {name: getattr(args, name) for name in ("context", "prompt", "rounds")}
+    deliver({**asked, "chunk": CHUNK, "rows": rows, "mlx": mx.__version__}, args.out)
+
+
+if __name__ == "__main__":
+    main()
