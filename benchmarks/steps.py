@@ -11,6 +11,7 @@ random too: what a step takes does not depend on them.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,10 @@ def main() -> None:
     args = parser.parse_args()
     mx.set_cache_limit(1 << 30)
     model = load_model().model
-    rows = [measure(model, spec, args) for spec in args.method]
+    rows = []
+    for spec in args.method:
+        rows.append(measure(model, spec, args))
+        print(rows[-1], file=sys.stderr)
     asked = {name: getattr(args, name) for name in ("context", "prompt", "rounds")}
     deliver({**asked, "chunk": CHUNK, "rows": rows, "mlx": mx.__version__}, args.out)
 
