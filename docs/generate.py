@@ -128,6 +128,22 @@ def outside(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def steps(name: str) -> str:
+    """The table of ``benchmarks/steps.py``."""
+    data = _rows(name)
+    context, prompt = f"{data['context']:,}", f"{data['prompt']:,}"
+    head = ("method", f"a token at {context}, ms", "plain, ms", "speed of plain's")
+    more = (f"tokens/s of a prompt of {prompt}", "plain", "speed of plain's")
+    lines = [piped((*head, *more)), piped(("---", *["---:"] * 6))]
+    for row in data["rows"]:
+        plain, ours = row["decode_ms"]
+        read, reads = row["prefill_tokens_per_second"]
+        cells = f"{ours:.0f}", f"{plain:.0f}", f"{row['decode_speed']:.2f}"
+        prefill = f"{reads:.0f}", f"{read:.0f}", f"{row['prefill_speed']:.2f}"
+        lines.append(piped((f"`{row['method']}`", *cells, *prefill)))
+    return "\n".join(lines) + "\n"
+
+
 def primitives(name: str) -> str:
     """The table of ``benchmarks/primitives.py``."""
     data = _rows(name)
@@ -255,6 +271,7 @@ KINDS = {
     "methods": methods,
     "attention": attention,
     "outside": outside,
+    "steps": steps,
     "primitives": primitives,
     "memory": memory,
     "bands": bands,
