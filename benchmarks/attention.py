@@ -27,6 +27,7 @@ from results import deliver  # noqa: E402
 
 from kvcompress.cache import CompressedKVCache  # noqa: E402
 from kvcompress.compare.methods import method_of  # noqa: E402
+from kvcompress.compare.worker import CPU_CACHE_BYTES  # noqa: E402
 from kvcompress.layers import LayerSpec, Rotary  # noqa: E402
 
 SHAPES = {64: (9, 3), 128: (32, 8)}  # head size: query and KV heads
@@ -115,7 +116,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
     parser.add_argument("--head-dim", type=int, nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--method", nargs="+", default=METHODS)
-    parser.add_argument("--kept", type=int, default=1 << 30, help="bytes of freed memory MLX keeps")
+    kept = "bytes of freed memory that MLX keeps"
+    parser.add_argument("--kept", type=int, default=CPU_CACHE_BYTES, help=kept)
     args = parser.parse_args()
     mx.set_cache_limit(args.kept)
     rows = [

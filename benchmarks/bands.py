@@ -26,6 +26,7 @@ from kvcompress.compare.evaluate import Evaluator  # noqa: E402
 from kvcompress.compare.metrics import METRICS  # noqa: E402
 from kvcompress.compare.protocol import STANDARD  # noqa: E402
 from kvcompress.compare.reference import Playback, Recording  # noqa: E402
+from kvcompress.compare.worker import CPU_CACHE_BYTES  # noqa: E402
 from kvcompress.config import integer, number  # noqa: E402
 from kvcompress.layers import LayerSpec  # noqa: E402
 from kvcompress.method import Method  # noqa: E402
@@ -89,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    mx.set_cache_limit(1 << 30)
+    mx.set_cache_limit(CPU_CACHE_BYTES)
     loaded = load_model(dtype="float32")
     protocol = evolve(STANDARD, decode=0, retrieval=0)
     ids = encode(loaded.tokenizer, load_text("prose-eval").content)

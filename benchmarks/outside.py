@@ -50,9 +50,8 @@ def measure(spec: str, head_dim: int, lengths: list[int], rounds: int) -> dict[s
         mx.eval(list(cache.exact.arrays()))  # but for what a cache wants to know of it
         return spent
 
-    order = np.random.default_rng(
-        0
-    )  # what was done just before leaves its mark on processor caches
+    # What was done just before leaves its mark on the processor's caches.
+    order = np.random.default_rng(0)
     times = np.empty((rounds, len(caches)))
     for turn in times:
         for place in order.permutation(len(caches)):

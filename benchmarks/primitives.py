@@ -22,6 +22,8 @@ prefer_openblas()
 import mlx.core as mx  # noqa: E402
 from results import deliver  # noqa: E402
 
+from kvcompress.compare.worker import CPU_CACHE_BYTES  # noqa: E402
+
 TOKENS, HEADS, KV_HEADS, DIM = 4096, 32, 8, 128
 
 
@@ -84,7 +86,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=40)
     args = parser.parse_args()
-    mx.set_cache_limit(1 << 30)
+    mx.set_cache_limit(CPU_CACHE_BYTES)
     rows = {
         name: 1e9 * seconds(run, args.rounds) / count for name, (run, count) in operations().items()
     }

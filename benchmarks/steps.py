@@ -1,4 +1,4 @@
-"""Whole steps of the embedded model: a token at 8,192 tokens of context, and a prompt of 4,096.
+"""Whole steps of the embedded model: a token in a long context, and a prompt of 4,096.
 
     python benchmarks/steps.py --out docs/results/steps.json
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,12 @@ prefer_openblas()
 
 import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
+from attention import filled, timed  # noqa: E402
 from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
 from results import deliver  # noqa: E402
 
 from kvcompress.compare.methods import method_of  # noqa: E402
+from kvcompress.compare.worker import CPU_CACHE_BYTES  # noqa: E402
 from kvcompress.models import load_model  # noqa: E402
 
 METHODS = (
@@ -38,37 +40,25 @@ METHODS = (
 CHUNK = 512
 
 
-def spent(model: Any, tokens: mx.array, caches: list[Any]) -> float:
-    """What mlx-lm does with a token, and with a chunk of a prompt, whose logits nobody wants."""
-    start = time.perf_counter()
+def computed(model: Any, tokens: mx.array, caches: list[Any]) -> Any:
+    """What mlx-lm has computed of a token, and of a prompt's chunk, whose logits nobody wants."""
     logits = model(tokens, cache=caches)
-    mx.eval(logits if tokens.shape[1] == 1 else [cache.state for cache in caches])
-    return 1e3 * (time.perf_counter() - start)
-
-
-def fill(caches: list[Any], shape: tuple[int, int], tokens: int) -> None:
-    """Random keys and values of ``(heads, channels)`` in every layer's cache."""
-    heads, channels = shape
-    for cache in caches:
-        for start in range(0, tokens, 2048):
-            rows = mx.random.normal((1, heads, min(2048, tokens - start), channels))
-            cache.update_and_fetch(rows, rows[::-1])
-            mx.eval(cache.state)
+    return logits if tokens.shape[1] == 1 else [cache.state for cache in caches]
 
 
 def turns(model: Any, pieces: list[mx.array], plain: list[Any], ours: list[Any]) -> np.ndarray:
     """Milliseconds of each piece with plain caches and with ours, ``(pieces, 2)``."""
-    return np.array([[spent(model, x, caches) for caches in (plain, ours)] for x in pieces])
+    return np.array(
+        [[timed(partial(computed, model, x, each)) for each in (plain, ours)] for x in pieces]
+    )
 
 
 def measure(model: Any, spec: str, args: argparse.Namespace) -> dict[str, Any]:
     method = method_of(spec)
-    attention = model.layers[0].self_attn
-    shape = attention.n_kv_heads, attention.k_proj.weight.shape[0] // attention.n_kv_heads
-
     caches = make_prompt_cache(model), method.make_cache(model)
-    for each in caches:
-        fill(each, shape, args.context)
+    for plain, ours in zip(*caches, strict=True):
+        for cache in (plain, ours):
+            filled(cache, ours.layer.kv_heads, ours.layer.head_dim, args.context)
     tokens = mx.random.randint(0, 1000, (1, args.prompt))
     singles = [tokens[:, i : i + 1] for i in range(args.rounds + 1)]
     decode = turns(model, singles, *caches)[1:]
@@ -94,7 +84,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--method", nargs="+", default=METHODS)
     args = parser.parse_args()
-    mx.set_cache_limit(1 << 30)
+    mx.set_cache_limit(CPU_CACHE_BYTES)
     model = load_model().model
     rows = []
     for spec in args.method:

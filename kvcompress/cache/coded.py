@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mlx.core as mx
-from attrs import define, field
+from attrs import frozen
 
 from kvcompress.attention import CodedSegment
 from kvcompress.cache.promise import Promise
@@ -11,7 +11,7 @@ from kvcompress.codec import Codes, KVCodec
 from kvcompress.stages.base import Fields
 
 
-@define(eq=False)
+@frozen(eq=False)
 class Coded:
     """What is coded at some time.
 
@@ -27,7 +27,7 @@ class Coded:
     runs: list[tuple[dict[str, mx.array], int]]
     constants: Fields
     start: int
-    promise: Promise = field(factory=Promise)
+    promise: Promise
 
     @property
     def tokens(self) -> int:

@@ -301,8 +301,7 @@ class CompressedKVCache:
         It is made anew when the sequence goes on.
         """
         self._promise = None
-        self.exact.compact()
-        self.store.compact()
+        self.exact, self.store = self.exact.without_room(), self.store.without_room()
         mx.eval(*self.exact.arrays(), *self.store.arrays())
 
     def _arrays(self) -> Any:

@@ -13,8 +13,8 @@ from attrs import define, field
 class Promise:
     """Arrays that hold no memory for as long as nobody computes with them.
 
-    To describe them takes longer than to append a token, so steps that read the same codes share
-    one promise: those of one thread, in whose streams the arrays would be computed.
+    To describe them takes time, so steps that read the same codes share one promise: those of one
+    thread, in whose streams the arrays would be computed.
 
     Attributes:
         arrays: Keys ``(B, Hkv, n, D)`` and values ``(B, Hkv, n, Dv)``, once someone wants them.

@@ -55,13 +55,7 @@ def pack_state(cache: CompressedKVCache) -> State:
 def compact_state(cache: CompressedKVCache) -> State:
     """The same without room to grow, for a file."""
     cache.complete()
-    exact = ExactRows()
-    if cache.exact.used:
-        exact = ExactRows(*cache.exact.rows(), cache.exact.used, cache.exact.received)
-    blocks = [fields for fields, _ in cache.store.blocks()]
-    tail = blocks.pop() if cache.store.used else {}
-    store = CodeStore(cache.codec.schema, blocks, tail, cache.store.used)
-    return _packed(_identity(cache), cache, exact, store)
+    return _packed(_identity(cache), cache, cache.exact.without_room(), cache.store.without_room())
 
 
 def _packed(

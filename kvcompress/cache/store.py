@@ -101,10 +101,12 @@ class CodeStore:
         if not rest:
             self.tail = {}
 
-    def compact(self) -> None:
-        """Let go of the tail's room for tokens to come."""
+    def without_room(self) -> CodeStore:
+        """The same codes without room for tokens to come; sealed blocks are shared."""
+        fresh = CodeStore(self.schema, list(self.sealed), self.tail, self.used)
         if self.capacity > self.used:
-            self._hold(self.used, next(iter(self.tail.values())).shape[0])
+            fresh._hold(self.used, next(iter(self.tail.values())).shape[0])
+        return fresh
 
     def copy(self) -> CodeStore:
         """An independent store that shares memory until one of the two writes."""
@@ -166,10 +168,13 @@ class ExactRows:
         self.keys, self.values, self.used = None, None, 0
         self.append(keys, values, steady)
 
-    def compact(self) -> None:
-        """Let go of the room for tokens to come."""
-        if self.keys is not None and self.values is not None and self.keys.shape[2] > self.used:
-            self._grow(self.keys, self.values, self.used)
+    def without_room(self) -> ExactRows:
+        """The same rows in buffers of their own, without room for tokens to come."""
+        fresh = ExactRows()
+        if self.used:
+            fresh.append(*self.rows(), self.used)
+            fresh.received = self.received
+        return fresh
 
     def forget(self, count: int) -> None:
         """Let go of the last ``count`` rows."""

@@ -79,11 +79,10 @@ def _statistics(last: Any, caches: list[Any], model: Any) -> str:
     from kvcompress.compare.memory import memory_measures
 
     tokens = max(getattr(cache, "offset", 0) for cache in leaves(caches))
-    measured = memory_measures(caches, model, tokens)
+    size = _size(memory_measures(caches, model, tokens))
     return (
         f"prompt {last.prompt_tokens} tokens, {last.prompt_tps:.1f} tokens/s; "
-        f"text {last.generation_tokens} tokens, {last.generation_tps:.1f} tokens/s; "
-        + _size(measured)
+        f"text {last.generation_tokens} tokens, {last.generation_tps:.1f} tokens/s; {size}"
     )
 
 

@@ -270,10 +270,11 @@ class Registry:
             known = sorted({offer.name for offer in offers})
             selectors = [offer.selector for offer in offers] if distribution else known
             near = difflib.get_close_matches(str(name), selectors, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
             bare, _, options = str(name).partition(":")
             if bare in known and "=" in options:
                 hint = f"; options go as keywords: get_method({bare!r}, option=value)."
+            else:
+                hint = f"; did you mean {near[0]!r}?" if near else "."
             raise UnknownMethod(
                 f"no method named {name!r}{hint} Methods: {', '.join(known) or 'none'}. "
                 "See `kvcompress methods`"

@@ -85,7 +85,12 @@ def test_every_kind_of_option_can_be_drawn(config: Toy) -> None:
 
 
 def test_drawn_configurations_reach_the_corners() -> None:
-    find(config_strategy(Example), lambda c: c.codes == c.dim and c.mode == "c")  # else it raises
+    found = find(config_strategy(Example), lambda c: c.codes == c.dim and c.mode == "c")
+    assert (found.codes, found.mode) == (found.dim, "c")
+
+
+def test_the_simplest_configuration_drawn_has_the_defaults() -> None:
+    assert find(config_strategy(Example), lambda c: True).window == 128
 
 
 def test_the_table_has_a_row_for_each_option() -> None:
