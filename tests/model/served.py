@@ -42,6 +42,11 @@ class Memory:
     held: int
     walked: int
 
+    @property
+    def beside(self) -> int:
+        """What is alive beside the conversations: the model, tables, and what was left behind."""
+        return self.active - self.walked
+
 
 @frozen
 class Server:
@@ -129,6 +134,7 @@ def _run(program: str) -> None:
     from kvcompress.openblas import prefer_openblas
 
     prefer_openblas()  # before the next line imports mlx
+    import mlx.core as mx
     from mlx_lm import server
 
     from kvcompress.cli import main
@@ -138,6 +144,7 @@ def _run(program: str) -> None:
         threading.Thread(target=_tell_memory, args=(made,), daemon=True).start()
         return made
 
+    mx.set_cache_limit(0)  # MLX counts memory that is used again whole, though less was asked for
     made_by_mlx_lm = server.LRUPromptCache
     server.LRUPromptCache = kept
     {"kvcompress": main, "mlx_lm.server": server.main}[program]()
