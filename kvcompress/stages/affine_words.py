@@ -7,7 +7,7 @@ the order in which bytes hold them, for a sum over channels does not mind.
 
 from __future__ import annotations
 
-from functools import cached_property, reduce
+from functools import cached_property
 
 import mlx.core as mx
 from attrs import define
@@ -85,10 +85,10 @@ class AffineWords:
     def products(self, q: mx.array, words: mx.array) -> mx.array:
         """Queries against the codes themselves: ``(B, H, M, dim)`` to ``(B, H, M, T)``."""
         planes = self._planes(words)
-        own = [q[..., place :: len(planes)] for place in range(len(planes))]
-        return reduce(
-            mx.add, [x @ plane.swapaxes(-1, -2) for x, plane in zip(own, planes, strict=True)]
-        )
+        out = q[..., :: len(planes)] @ planes[0].swapaxes(-1, -2)
+        for place, plane in enumerate(planes[1:], 1):
+            out = mx.addmm(out, q[..., place :: len(planes)], plane.swapaxes(-1, -2))
+        return out
 
     def sums(self, weights: mx.array, words: mx.array) -> mx.array:
         """Weighted sums of the codes themselves: ``(B, H, M, T)`` to ``(B, H, M, dim)``."""

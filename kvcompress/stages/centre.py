@@ -75,8 +75,8 @@ def rotated(mean: mx.array, rotary: Rotary | None, positions: Positions) -> mx.a
     """A head's mean as the keys at ``positions`` bear it.
 
     MLX rounds the phase of a far position by its own way at every position. Here a position is an
-    anchor, a multiple of ``_PIECE``, and an exact rest, so that encoding, decoding and scores
-    all mean the same vector however tokens are cut into runs.
+    anchor, a multiple of ``_PIECE``, and a rest, both with exact phases, so that encoding, decoding
+    and scores all mean the same vector however tokens are cut into runs.
 
     Args:
         mean: ``(B, H, 1, D)`` float32, unrotated.
@@ -90,10 +90,9 @@ def rotated(mean: mx.array, rotary: Rotary | None, positions: Positions) -> mx.a
         return mean
     if not isinstance(positions, range):
         places = np.asarray(positions, dtype=np.int64)
-        B, H, _, D = mean.shape
-        spread = mx.broadcast_to(mean, (B, H, len(places), D))
-        anchors = rotary.rotate(spread, (places - places % _PIECE).tolist())
-        return _turned(anchors, rotary, mx.array(places % _PIECE))
+        anchors, own = np.unique(places - places % _PIECE, return_inverse=True)
+        spread = _anchored(mean, rotary, anchors.tolist())[:, :, mx.array(own)]
+        return _turned(spread, rotary, mx.array(places % _PIECE))
     cuts = list(_pieces(positions))
     if len(cuts) > 1 and 2 * len(positions) > _PIECE:  # whole pieces at once, however many
         first = cuts[0][0]
@@ -109,9 +108,9 @@ def rotated(mean: mx.array, rotary: Rotary | None, positions: Positions) -> mx.a
 def mean_scores(q: mx.array, mean: mx.array, rotary: Rotary | None, positions: range) -> mx.array:
     """``q . R_j mean`` for a run of positions, without making keys.
 
-    A pair of ``q`` and of the mean as it stands at an anchor contributes
-    ``a cos(d t) + b sin(d t)`` at the distance ``d`` from it. The phases are the same for every
-    head, layer and sequence, so the scores of all tokens are one product with a shared table.
+    A pair of ``q`` and of the mean contributes ``a cos(t) + b sin(t)`` at the phase ``t``. Counted
+    from a run's first position, phases are the same for every run, head, layer and sequence, so
+    the scores of all its tokens are one product with a shared table.
 
     Args:
         q: ``(B, H, M, D)`` float32, post-RoPE.
@@ -125,19 +124,18 @@ def mean_scores(q: mx.array, mean: mx.array, rotary: Rotary | None, positions: r
     if rotary is None:
         return q @ mean.swapaxes(-1, -2)
     q_first, q_second, q_rest = split_pairs(q, rotary)
-    out = []
-    for anchor, first, last in _pieces(positions):
-        at_anchor = _anchored(mean, rotary, [anchor])
-        m_first, m_second, m_rest = split_pairs(at_anchor, rotary)
-        waves = mx.concatenate(
-            [q_first * m_first + q_second * m_second, q_second * m_first - q_first * m_second],
-            axis=-1,
-        )
-        scores = waves @ _phases(rotary)[first - anchor : last - anchor].T
-        if rotary.dims < q.shape[-1]:
-            scores = scores + q_rest @ m_rest.swapaxes(-1, -2)
-        out.append(scores)
-    return out[0] if len(out) == 1 else mx.concatenate(out, axis=-1)
+    m_first, m_second, m_rest = split_pairs(mean, rotary)
+    even = q_first * m_first + q_second * m_second
+    odd = q_second * m_first - q_first * m_second
+    direct = mx.concatenate([even, odd], axis=-1)
+    crossed = mx.concatenate([odd, even], axis=-1)
+    parts = []
+    for start in range(positions.start, positions.stop, _PIECE):
+        cosines, sines = _turn(rotary, start)
+        waves = direct * cosines + crossed * sines
+        parts.append(waves @ _phases(rotary)[: positions.stop - start].T)
+    scores = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
+    return scores + q_rest @ m_rest.swapaxes(-1, -2) if rotary.dims < q.shape[-1] else scores
 
 
 def _pieces(positions: range) -> Iterator[tuple[int, int, int]]:
@@ -154,8 +152,10 @@ def _anchored(mean: mx.array, rotary: Rotary, anchors: list[int]) -> mx.array:
     """The mean at each anchor, ``(B, H, anchors, D)``."""
     if anchors == [0]:
         return mean
-    B, H, _, D = mean.shape
-    return rotary.rotate(mx.broadcast_to(mean, (B, H, len(anchors), D)), anchors)
+    half = rotary.dims // 2
+    turns = [_turn(rotary, anchor) for anchor in anchors]
+    cosines, sines = (mx.stack([turn[part] for turn in turns])[:, :half] for part in (0, 1))
+    return turn_pairs(mean, rotary, cosines, sines)
 
 
 def _piece(mean: mx.array, rotary: Rotary, anchors: list[int], rests: slice) -> mx.array:
@@ -176,3 +176,14 @@ def _phases(rotary: Rotary) -> mx.array:
     table = mx.array(np.concatenate([np.cos(turns), np.sin(turns)], axis=1).astype(np.float32))
     mx.eval(table)
     return table
+
+
+@lru_cache(maxsize=4096)
+def _turn(rotary: Rotary, position: int) -> tuple[mx.array, mx.array]:
+    """``[cos, cos]`` and ``[sin, -sin]`` of a position's phases, ``(dims,)`` float32 each."""
+    turns = position * rotary.angles
+    cosines, sines = np.cos(turns), np.sin(turns)
+    tables = [np.tile(cosines, 2), np.concatenate([sines, -sines])]
+    direct, crossed = (mx.array(table.astype(np.float32)) for table in tables)
+    mx.eval(direct, crossed)
+    return direct, crossed
