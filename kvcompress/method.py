@@ -41,6 +41,13 @@ def _truth(info: MethodInfo, attribute: attrs.Attribute[bool], value: bool) -> N
         )
 
 
+def _count(info: MethodInfo, attribute: attrs.Attribute[int], value: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(
+            f"MethodInfo: {attribute.name} must be an integer of at least 1 (got {shown(value)})"
+        )
+
+
 def _matches(pattern: re.Pattern[str], legal: str) -> Any:
     def check(info: MethodInfo, attribute: attrs.Attribute[str], value: str) -> None:
         if not isinstance(value, str) or not pattern.fullmatch(value):
@@ -77,7 +84,7 @@ class MethodInfo:
     needs_calibration: bool = field(default=False, validator=_truth, kw_only=True)
     capabilities: frozenset[str] = field(default=frozenset(), converter=_words, kw_only=True)
     # The version that plugins which do not say were written for: stays 1 in later versions.
-    api_version: int = field(default=1, kw_only=True)
+    api_version: int = field(default=1, validator=_count, kw_only=True)
 
 
 @runtime_checkable

@@ -139,6 +139,9 @@ def test_a_class_without_bind_cannot_be_made() -> None:
         ({"capabilities": [1, "fast"]}, "capabilities must be a set of words"),
         ({"paper": 5}, "paper must be one line"),
         ({"paper": "a\nb"}, "paper must be one line"),
+        ({"api_version": "1"}, r"api_version must be an integer of at least 1 \(got '1'\)"),
+        ({"api_version": True}, "api_version must be an integer"),
+        ({"api_version": 0}, "api_version must be an integer of at least 1"),
         ({"needs_calibration": "maybe"}, "needs_calibration must be true or false"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 from mlx.nn.layers.base import Module
 
 from kvcompress.cache.binding import check_method, check_model, own_caches
-from kvcompress.cache.native import CacheMaker, attached_to
+from kvcompress.cache.native import CacheMaker, attached_to, native_caches
 from kvcompress.cache.plan import make_plan
 from kvcompress.errors import ConfigError
 from kvcompress.method import CompressionMethod, Method
@@ -41,7 +41,7 @@ def make_cache(method: CompressionMethod, model: Module) -> list[Any]:
         return make_plan(method, model).caches(model)
     running.add(id(method))
     try:
-        return own_caches(method, model)
+        return own_caches(method, model, len(native_caches(model)))
     finally:
         running.discard(id(method))
 

@@ -46,11 +46,15 @@ def check_caches(who: str, caches: Any) -> None:
     Raises:
         ConfigError: Naming ``who`` was given it.
     """
-    listed = isinstance(caches, list | tuple)
-    if not listed or any(not hasattr(type(cache), "nbytes") for cache in caches):
+    if not _lists_caches(caches):
         raise ConfigError(
             f"{who}: caches must be the list that make_cache returned (got {shown(caches)})"
         )
+
+
+def _lists_caches(given: Any) -> bool:
+    listed = isinstance(given, list | tuple)
+    return listed and all(hasattr(type(cache), "nbytes") for cache in given)
 
 
 def bound(method: CompressionMethod, layer: LayerSpec) -> KVCodec:
@@ -70,14 +74,20 @@ def bound(method: CompressionMethod, layer: LayerSpec) -> KVCodec:
     return codec
 
 
-def own_caches(method: CompressionMethod, model: Module) -> list[Any]:
-    """The list that a method makes by itself.
+def own_caches(method: CompressionMethod, model: Module, count: int) -> list[Any]:
+    """The list that a method makes by itself, of as many caches as the model makes.
 
     Raises:
-        BrokenPlugin: The method fails in its own way, or gives no list of caches.
+        BrokenPlugin: The method fails in its own way, or gives no such list.
     """
-    with _plugin_at(f"{method.name}: make_cache"):
-        return list(method.make_cache(model))
+    where = f"{method.name}: make_cache"
+    with _plugin_at(where):
+        made: Any = method.make_cache(model)
+    if not _lists_caches(made) or len(made) != count:
+        raise BrokenPlugin(
+            f"{where} must return a list of {count} caches, as the model makes (got {shown(made)})"
+        )
+    return list(made)
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ class Subject:
         standard_layer: A layer that the method must take with its default options.
     """
 
-    method: ClassVar[str | type[Any]]
+    method: ClassVar[str | type[Any]] = ""
     options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     capabilities: ClassVar[frozenset[str] | None] = None
     standard_layer: ClassVar[LayerSpec] = STANDARD
@@ -66,6 +66,11 @@ class Subject:
         """The method's class."""
         from kvcompress.registry import method_class
 
+        if not self.method:
+            raise LawError(
+                f"{type(self).__name__}: set `method` to the name under which a method is "
+                f"registered, or to its class"
+            )
         return method_class(self.method) if isinstance(self.method, str) else self.method
 
     def calibration(self) -> Any:

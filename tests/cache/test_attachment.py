@@ -309,29 +309,38 @@ def test_caches_made_in_one_thread_are_used_in_another() -> None:
     np.testing.assert_array_equal(seen[0], expected)
 
 
+class AskedFor(KVCache):
+    """What a method made itself."""
+
+
 class Asked(Near):
     """Makes its caches itself, from those of the model."""
 
     def make_cache(self, model: Any) -> list[Any]:
-        return [("asked", type(cache)) for cache in make_prompt_cache(model)]
+        return [AskedFor() for _ in make_prompt_cache(model)]
 
 
 class Passes(Near):
     """Overrides ``make_cache`` and then asks for the common one."""
 
     def make_cache(self, model: Any) -> list[Any]:
-        return make_cache(self, model)[:2]
+        return [*make_cache(self, model)[:2], *native_caches(model)[2:]]
 
 
 def test_a_method_that_makes_its_own_caches_is_asked() -> None:
     model = tiny("llama")
-    asked = [("asked", KVCache)] * 4
-    assert make_cache(Asked(), model) == asked
+    asked = [AskedFor] * 4
+    assert _kinds(make_cache(Asked(), model)) == asked
     with attach(model, Asked()):
-        assert model.make_cache() == make_prompt_cache(model) == asked
-    assert [type(c) for c in make_cache(Passes(), model)] == [CompressedKVCache] * 2
+        assert _kinds(model.make_cache()) == _kinds(make_prompt_cache(model)) == asked
+    halved = [CompressedKVCache] * 2 + [KVCache] * 2
+    assert _kinds(make_cache(Passes(), model)) == halved
     with attach(model, Passes()):
-        assert [type(c) for c in model.make_cache()] == [CompressedKVCache] * 2
+        assert _kinds(model.make_cache()) == halved
+
+
+def _kinds(caches: list[Any]) -> list[type]:
+    return [type(cache) for cache in caches]
 
 
 def test_a_method_that_makes_its_own_caches_may_fail_and_be_asked_again() -> None:

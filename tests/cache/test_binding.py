@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import pytest
 from attrs import evolve, frozen
+from mlx_lm.models.cache import KVCache
 
 import kvcompress as kv
 from kvcompress.cache.binding import bound
@@ -56,13 +57,22 @@ class OwnMaker(Odd):
         return self.bind(LAYER)
 
 
-@pytest.mark.parametrize("given", [5, ZeroDivisionError("by zero")])
-def test_a_plugin_without_caches_is_broken(given: Any) -> None:
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (5, "must return a list of 4 caches, as the model makes"),
+        ([KVCache() for _ in range(3)], "must return a list of 4 caches"),
+        ([KVCache() for _ in range(5)], "must return a list of 4 caches"),
+        ([KVCache(), KVCache(), KVCache(), None], "must return a list of 4 caches"),
+        (ZeroDivisionError("by zero"), r"failed \(ZeroDivisionError: by zero\)"),
+    ],
+)
+def test_a_plugin_without_caches_is_broken(given: Any, text: str) -> None:
     model = tiny("llama")
-    with pytest.raises(kv.BrokenPlugin, match="odd: make_cache failed"):
+    with pytest.raises(kv.BrokenPlugin, match=f"odd: make_cache {text}"):
         kv.make_cache(OwnMaker(given=given), model)
     attached = kv.attach(model, OwnMaker(given=given))
-    with attached, pytest.raises(kv.BrokenPlugin, match="odd: make_cache failed"):
+    with attached, pytest.raises(kv.BrokenPlugin, match=f"odd: make_cache {text}"):
         model.make_cache()
 
 

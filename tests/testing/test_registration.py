@@ -134,3 +134,8 @@ def test_three_lines_are_a_whole_suite(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[2],
     )
     assert "3 passed" in run.stdout, run.stdout + run.stderr
+
+
+def test_a_suite_without_a_method_says_what_to_set() -> None:
+    with pytest.raises(LawError, match=r"MethodConformance: set `method` to the name"):
+        _ = MethodConformance().cls
