@@ -27,8 +27,8 @@ from results import deliver  # noqa: E402
 
 from kvcompress.cache import CompressedKVCache  # noqa: E402
 from kvcompress.compare.methods import method_of  # noqa: E402
-from kvcompress.compare.worker import CPU_CACHE_BYTES  # noqa: E402
 from kvcompress.layers import LayerSpec, Rotary  # noqa: E402
+from kvcompress.models.room import CPU_CACHE_BYTES  # noqa: E402
 
 SHAPES = {64: (9, 3), 128: (32, 8)}  # head size: query and KV heads
 HALF = "plain float16"

@@ -26,11 +26,11 @@ from kvcompress.compare.evaluate import Evaluator  # noqa: E402
 from kvcompress.compare.metrics import METRICS  # noqa: E402
 from kvcompress.compare.protocol import STANDARD  # noqa: E402
 from kvcompress.compare.reference import Playback, Recording  # noqa: E402
-from kvcompress.compare.worker import CPU_CACHE_BYTES  # noqa: E402
 from kvcompress.config import integer, number  # noqa: E402
 from kvcompress.layers import LayerSpec  # noqa: E402
 from kvcompress.method import Method  # noqa: E402
 from kvcompress.models import load_model  # noqa: E402
+from kvcompress.models.room import CPU_CACHE_BYTES  # noqa: E402
 from kvcompress.registry import get_method  # noqa: E402
 from kvcompress.schema import Field  # noqa: E402
 from kvcompress.stages.base import DecodingCoder, Fields  # noqa: E402

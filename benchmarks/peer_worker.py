@@ -37,8 +37,9 @@ from kvcompress.compare.reference import Playback, Recording  # noqa: E402
 from kvcompress.compare.report import one_line  # noqa: E402
 from kvcompress.compare.retrieval import retrieval  # noqa: E402
 from kvcompress.compare.session import Session  # noqa: E402
-from kvcompress.compare.worker import CPU_CACHE_BYTES, retrieval_prompt  # noqa: E402
+from kvcompress.compare.worker import retrieval_prompt  # noqa: E402
 from kvcompress.models import load_model  # noqa: E402
+from kvcompress.models.room import keep_freed_memory  # noqa: E402
 from kvcompress.text import encode, load_text  # noqa: E402
 
 CALIBRATION_TEXT = "prose-calibration"
@@ -105,8 +106,7 @@ def measure(
     job: dict[str, Any], subject: Subject, answer: dict[str, Any]
 ) -> Iterator[Callable[[], None]]:
     """Load the model and make the subject's caches; the parts to take, one after another."""
-    if mx.default_device() == mx.cpu:
-        mx.set_cache_limit(CPU_CACHE_BYTES)
+    keep_freed_memory()
     protocol = Protocol(**job["protocol"])
     text = load_text(job["text"])
     loaded = load_model(job["model"], None)

@@ -22,7 +22,7 @@ prefer_openblas()
 import mlx.core as mx  # noqa: E402
 from results import deliver  # noqa: E402
 
-from kvcompress.compare.worker import CPU_CACHE_BYTES  # noqa: E402
+from kvcompress.models.room import CPU_CACHE_BYTES  # noqa: E402
 
 TOKENS, HEADS, KV_HEADS, DIM = 4096, 32, 8, 128
 

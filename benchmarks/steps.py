@@ -27,8 +27,8 @@ from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
 from results import deliver  # noqa: E402
 
 from kvcompress.compare.methods import method_of  # noqa: E402
-from kvcompress.compare.worker import CPU_CACHE_BYTES  # noqa: E402
 from kvcompress.models import load_model  # noqa: E402
+from kvcompress.models.room import CPU_CACHE_BYTES  # noqa: E402
 
 METHODS = (
     "turboquant",

@@ -36,10 +36,12 @@ def generate(
 
     from kvcompress.compare.positions import check_positions
     from kvcompress.models import load_model
+    from kvcompress.models.room import keep_freed_memory
 
     words = sys.stdin.read() if prompt == "-" else prompt
     if not words.strip():
         raise ConfigError("generate: --prompt holds no text")
+    keep_freed_memory()
     chosen = chosen_method(method, calibration, model)
     loaded = load_model(model, dtype)
     ids = _encode(loaded.tokenizer, words, raw)

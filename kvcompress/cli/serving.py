@@ -23,6 +23,7 @@ from kvcompress.method import CompressionMethod
 from kvcompress.models.embedded import NAME as EMBEDDED
 from kvcompress.models.embedded import ensure_demo_model
 from kvcompress.models.load import cast_parameters, only_float32_is_fast
+from kvcompress.models.room import keep_freed_memory
 
 
 def run_server(method: CompressionMethod, words: Sequence[str]) -> None:
@@ -37,6 +38,7 @@ def run_server(method: CompressionMethod, words: Sequence[str]) -> None:
             at, or the model cannot be loaded or have the method attached.
         SystemExit: With status 2, where ``mlx_lm.server`` does not understand ``words``.
     """
+    keep_freed_memory()
 
     def provider(args: Namespace) -> AttachingProvider:
         return AttachingProvider(args, method)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -16,10 +16,6 @@ from kvcompress.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvcompress.text import RetrievalPrompt
-
-
-CPU_CACHE_BYTES: Final = 1 << 30
-"""Freed memory that MLX may keep for reuse; its limit on a CPU makes large arrays page-fault."""
 
 
 def main(job_path: Path, answer_path: Path) -> None:
@@ -53,10 +49,10 @@ def measure(job: Job) -> Answer:
     from kvcompress.compare.reference import Playback, Recording
     from kvcompress.compare.turns import Turns, share_of_cores
     from kvcompress.models import load_model
+    from kvcompress.models.room import keep_freed_memory
     from kvcompress.text import encode, load_text
 
-    if mx.default_device() == mx.cpu:
-        mx.set_cache_limit(CPU_CACHE_BYTES)
+    keep_freed_memory()
     method = method_of(job.method, job.calibration)
     text = load_text(job.text)
     loaded = load_model(job.model, job.dtype)

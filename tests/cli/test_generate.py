@@ -12,6 +12,7 @@ import pytest
 from kvcompress import get_method
 from kvcompress.cli.generate import _statistics
 from kvcompress.models import load_model
+from kvcompress.models.room import CPU_CACHE_BYTES
 from tests.cli.models import call, peak, tiny_is_embedded, tiny_model
 from tests.zoo import tiny
 
@@ -45,6 +46,15 @@ def test_text_goes_to_stdout_and_numbers_to_stderr(
         r"cache 0.26 MB, [\d.]+ times a float16 cache of so few tokens: .*\n",
         err,
     )
+
+
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="MLX chooses by itself on a GPU")
+def test_freed_memory_is_kept_as_where_methods_are_compared(
+    capsys: pytest.CaptureFixture[str], tiny_model: str
+) -> None:
+    words = ("--model", tiny_model, "--method", "fp16", "--prompt", "The yield", "--raw")
+    assert call(capsys, "generate", *words, "--max-tokens", "1")[0] == 0
+    assert mx.set_cache_limit(CPU_CACHE_BYTES) == CPU_CACHE_BYTES
 
 
 def test_room_for_tokens_to_come_is_told_apart(

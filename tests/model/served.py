@@ -141,10 +141,10 @@ def _run(program: str) -> None:
 
     def kept(size: int) -> Any:
         made = made_by_mlx_lm(size)
+        mx.set_cache_limit(0)  # a buffer used again may be larger than what it holds
         threading.Thread(target=_tell_memory, args=(made,), daemon=True).start()
         return made
 
-    mx.set_cache_limit(0)  # MLX counts memory that is used again whole, though less was asked for
     made_by_mlx_lm = server.LRUPromptCache
     server.LRUPromptCache = kept
     {"kvcompress": main, "mlx_lm.server": server.main}[program]()
