@@ -87,7 +87,11 @@ def load_calibration(path: str | PathLike[str]) -> Calibration:
                     f"{FORMAT}; make it again with: kvcompress calibrate"
                 )
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return _from_parts(header, arrays)
+        made = _from_parts(header, arrays)
+        # Not in files of versions before it was recorded.
+        if header.get("fingerprint", made.fingerprint) != made.fingerprint:
+            raise ValueError("not what was written to it")
+        return made
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"calibration: {source} is not a calibration file, or it is damaged "

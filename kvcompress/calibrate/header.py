@@ -22,6 +22,7 @@ def header_of(calibration: Calibration) -> str:
     """Canonical JSON: the same for the same calibration, whatever the hash seed."""
     fields = {
         "format": FORMAT,
+        "fingerprint": calibration.fingerprint,
         "layers": [layer_json(layer) for layer in calibration.layers],
         "counts": [{"tokens": m.tokens, "queries": m.queries} for m in calibration.recorded],
         "methods": [

@@ -158,6 +158,24 @@ def test_a_foreign_file_is_told(path: Path, metadata: dict[str, str] | None) -> 
         load_calibration(path)
 
 
+@pytest.mark.parametrize("place", [-1, -1000])
+def test_a_changed_bit_is_told(path: Path, place: int) -> None:
+    contents = bytearray(to_bytes(calibration(Peak())))
+    contents[place] ^= 1
+    path.write_bytes(contents)
+    with pytest.raises(ConfigError, match=r"damaged \(ValueError: not what was written to it\)"):
+        load_calibration(path)
+
+
+def test_a_file_from_before_fingerprints_is_read(path: Path) -> None:
+    made = calibration(Peak())
+    header = json.loads(header_of(made))
+    del header["fingerprint"]
+    arrays = {name: np.array(array, order="C") for name, array in made.arrays()}
+    path.write_bytes(save(arrays, metadata={METADATA_KEY: json.dumps(header)}))
+    assert load_calibration(path).fingerprint == made.fingerprint
+
+
 def test_a_missing_array_is_told(path: Path) -> None:
     made = calibration(Peak())
     made.save(path)
