@@ -11,14 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from filelock import FileLock
-
 from kvcompress.calibrate.api import PACKAGES, calibrate, configured
 from kvcompress.calibrate.calibration import Calibration
 from kvcompress.calibrate.contract import Progress, fit_key
 from kvcompress.calibrate.file import load_calibration, save_calibration
 from kvcompress.calibrate.header import FORMAT
 from kvcompress.errors import CalibrationMismatch, ConfigError
+from kvcompress.files import one_process
 from kvcompress.models import cache_folder, ensure_demo_model, load_model
 from kvcompress.models.embedded import MANIFEST
 from kvcompress.text import Text, load_text
@@ -58,7 +57,7 @@ def demo_calibration(
     files = {folder / _file_name(one, text, tokens, seed): one for one in sets}
     kept = {path: _kept(path) for path in files}
     if None in kept.values():
-        with FileLock(folder / "lock"):
+        with one_process(folder / "lock", "fits tables for the embedded model"):
             kept = {path: _kept(path) for path in files}  # another process may have made some
             missing = {path: one for path, one in files.items() if kept[path] is None}
             if missing:

