@@ -13,6 +13,7 @@ from functools import lru_cache
 import mlx.core as mx
 import numpy as np
 from attrs import field, frozen
+from numpy.typing import NDArray
 
 from kvcompress.layers import Positions, Rotary
 from kvcompress.stages.pairs import split_pairs, turn_pairs
@@ -131,7 +132,7 @@ def mean_scores(q: mx.array, mean: mx.array, rotary: Rotary | None, positions: r
     crossed = mx.concatenate([odd, even], axis=-1)
     parts = []
     for start in range(positions.start, positions.stop, _PIECE):
-        cosines, sines = _turn(rotary, start)
+        cosines, sines = map(mx.array, _turn(rotary, start))
         waves = direct * cosines + crossed * sines
         parts.append(waves @ _phases(rotary)[: positions.stop - start].T)
     scores = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
@@ -153,8 +154,8 @@ def _anchored(mean: mx.array, rotary: Rotary, anchors: list[int]) -> mx.array:
     if anchors == [0]:
         return mean
     half = rotary.dims // 2
-    turns = [_turn(rotary, anchor) for anchor in anchors]
-    cosines, sines = (mx.stack([turn[part] for turn in turns])[:, :half] for part in (0, 1))
+    turns = np.stack([_turn(rotary, anchor) for anchor in anchors], axis=1)
+    cosines, sines = mx.array(turns[..., :half])
     return turn_pairs(mean, rotary, cosines, sines)
 
 
@@ -178,12 +179,10 @@ def _phases(rotary: Rotary) -> mx.array:
     return table
 
 
-@lru_cache(maxsize=4096)
-def _turn(rotary: Rotary, position: int) -> tuple[mx.array, mx.array]:
-    """``[cos, cos]`` and ``[sin, -sin]`` of a position's phases, ``(dims,)`` float32 each."""
+@lru_cache(maxsize=1024)
+def _turn(rotary: Rotary, position: int) -> NDArray[np.float32]:
+    """``[cos, cos]`` and ``[sin, -sin]`` of a position's phases, ``(2, dims)``."""
     turns = position * rotary.angles
     cosines, sines = np.cos(turns), np.sin(turns)
-    tables = [np.tile(cosines, 2), np.concatenate([sines, -sines])]
-    direct, crossed = (mx.array(table.astype(np.float32)) for table in tables)
-    mx.eval(direct, crossed)
-    return direct, crossed
+    direct, crossed = np.tile(cosines, 2), np.concatenate([sines, -sines])
+    return np.stack([direct, crossed]).astype(np.float32)
