@@ -30,7 +30,7 @@ from kvcompress.config import integer, number  # noqa: E402
 from kvcompress.layers import LayerSpec  # noqa: E402
 from kvcompress.method import Method  # noqa: E402
 from kvcompress.models import load_model  # noqa: E402
-from kvcompress.models.room import CPU_CACHE_BYTES  # noqa: E402
+from kvcompress.models.room import keep_freed_memory  # noqa: E402
 from kvcompress.registry import get_method  # noqa: E402
 from kvcompress.schema import Field  # noqa: E402
 from kvcompress.stages.base import DecodingCoder, Fields  # noqa: E402
@@ -90,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    mx.set_cache_limit(CPU_CACHE_BYTES)
+    keep_freed_memory()
     loaded = load_model(dtype="float32")
     protocol = evolve(STANDARD, decode=0, retrieval=0)
     ids = encode(loaded.tokenizer, load_text("prose-eval").content)

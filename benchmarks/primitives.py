@@ -22,7 +22,7 @@ prefer_openblas()
 import mlx.core as mx  # noqa: E402
 from results import deliver  # noqa: E402
 
-from kvcompress.models.room import CPU_CACHE_BYTES  # noqa: E402
+from kvcompress.models.room import keep_freed_memory  # noqa: E402
 
 TOKENS, HEADS, KV_HEADS, DIM = 4096, 32, 8, 128
 
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=40)
     args = parser.parse_args()
-    mx.set_cache_limit(CPU_CACHE_BYTES)
+    keep_freed_memory()
     rows = {
         name: 1e9 * seconds(run, args.rounds) / count for name, (run, count) in operations().items()
     }

@@ -28,7 +28,7 @@ from results import deliver  # noqa: E402
 
 from kvcompress.compare.methods import method_of  # noqa: E402
 from kvcompress.models import load_model  # noqa: E402
-from kvcompress.models.room import CPU_CACHE_BYTES  # noqa: E402
+from kvcompress.models.room import keep_freed_memory  # noqa: E402
 
 METHODS = (
     "turboquant",
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--method", nargs="+", default=METHODS)
     args = parser.parse_args()
-    mx.set_cache_limit(CPU_CACHE_BYTES)
+    keep_freed_memory()
     model = load_model().model
     rows = []
     for spec in args.method:

