@@ -31,7 +31,7 @@ def prefer_openblas() -> bool:
     """
     if sys.platform != "linux":
         return False
-    if _in_global_scope():
+    if openblas_answers():
         return True
     if "mlx.core" in sys.modules:
         _logger.debug("mlx is already imported; its own BLAS stays in use")
@@ -41,9 +41,9 @@ def prefer_openblas() -> bool:
     except OSError as error:
         _logger.debug("no OpenBLAS to load: %s", error)
         return False
-    return _in_global_scope()
+    return openblas_answers()
 
 
-def _in_global_scope() -> bool:
+def openblas_answers() -> bool:
     """Whether a symbol that only OpenBLAS has can be found without naming a library."""
-    return hasattr(ctypes.CDLL(None), "openblas_get_config")
+    return sys.platform == "linux" and hasattr(ctypes.CDLL(None), "openblas_get_config")

@@ -6,7 +6,7 @@ import math
 
 import mlx.core as mx
 
-from kvcompress.stages.affine_words import on_cpu
+from kvcompress.stages.device import on_cpu
 
 _LOG2_E = math.log2(math.e)
 

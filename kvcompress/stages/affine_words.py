@@ -12,15 +12,12 @@ from functools import cached_property
 import mlx.core as mx
 from attrs import define
 
+from kvcompress.stages import products
+from kvcompress.stages.device import on_cpu
 from kvcompress.stages.pack import byte_planes, unpack
 
 KERNEL_BITS = (2, 3, 4, 5, 6, 8)
 KERNEL_GROUPS = (128, 64, 32)
-
-
-def on_cpu() -> bool:
-    """Whether MLX computes on the CPU unless told otherwise."""
-    return bool(mx.default_device().type == mx.cpu)
 
 
 @define(frozen=True, slots=False)
@@ -67,7 +64,7 @@ class AffineWords:
         if self._reads_words:
             return self._kernel(q, words, scales, biases, transpose=True)
         if not self.widens(q):
-            return q @ self.decode(words, scales, biases).swapaxes(-1, -2)
+            return products.dots(q, self.decode(words, scales, biases))
         totals = q.sum(axis=-1, keepdims=True)
         return self.products(q, words) * scales.swapaxes(-1, -2) + totals * biases.swapaxes(-1, -2)
 
@@ -78,7 +75,7 @@ class AffineWords:
         if self._reads_words:
             return self._kernel(weights, words, scales, biases, transpose=False)
         if not self.widens(weights):
-            return weights @ self.decode(words, scales, biases)
+            return products.sums(weights, self.decode(words, scales, biases))
         sums = self.sums(weights * scales.swapaxes(-1, -2), words)
         return sums + weights @ biases.astype(mx.float32)
 
@@ -92,7 +89,7 @@ class AffineWords:
 
     def sums(self, weights: mx.array, words: mx.array) -> mx.array:
         """Weighted sums of the codes themselves: ``(B, H, M, T)`` to ``(B, H, M, dim)``."""
-        parts = [weights @ plane for plane in self._planes(words)]
+        parts = [products.sums(weights, plane) for plane in self._planes(words)]
         return parts[0] if len(parts) == 1 else mx.stack(parts, axis=-1).flatten(-2)
 
     def _planes(self, words: mx.array) -> list[mx.array]:

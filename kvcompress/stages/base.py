@@ -18,6 +18,7 @@ from typing import Protocol, runtime_checkable
 import mlx.core as mx
 
 from kvcompress.schema import Field
+from kvcompress.stages.products import dots, sums
 
 Fields = Mapping[str, mx.array]
 
@@ -180,8 +181,8 @@ class DecodingCoder:
 
     def scores(self, q: mx.array, fields: Fields) -> mx.array:
         """Decode the tokens, then ``q . z``."""
-        return q @ self.decode(fields).swapaxes(-1, -2)
+        return dots(q, self.decode(fields))
 
     def mix(self, weights: mx.array, fields: Fields) -> mx.array:
         """Decode the tokens, then ``p @ z``."""
-        return weights @ self.decode(fields)
+        return sums(weights, self.decode(fields))

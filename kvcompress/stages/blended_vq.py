@@ -77,3 +77,11 @@ class BlendedVQ:
     def tables(self, q: mx.array) -> mx.array:
         """Scores of queries against every entry, as the codebook's."""
         return self.book.tables(q)
+
+    def dots(self, q: mx.array, codes: mx.array) -> mx.array:
+        """``q @ decode(codes)^T``, as the codebook's."""
+        return self.book.dots(q, codes)
+
+    def sums(self, weights: mx.array, codes: mx.array) -> mx.array:
+        """``p @ decode(codes)``, as the codebook's."""
+        return self.book.sums(weights, codes)

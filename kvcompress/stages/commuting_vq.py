@@ -16,9 +16,13 @@ from numpy.typing import NDArray
 
 from kvcompress.errors import ConfigError
 from kvcompress.layers import Rotary
+from kvcompress.stages import products
+from kvcompress.stages.device import on_cpu
 from kvcompress.stages.pairs import join_pairs, split_pairs
 from kvcompress.stages.product_vq import bits_of, evaluated
 from kvcompress.stages.tables import chunked, nearest
+
+_FEW_ROWS = 8
 
 
 def complex_pairs(
@@ -151,8 +155,30 @@ class CommutingVQ:
         For codes that are read unrotated; rotated keys are decoded.
         """
         B, H, M, _ = q.shape
-        book = self.book().flatten(1, 2)
+        book = self.book().flatten(1, 2).astype(q.dtype)
         return (q @ book.swapaxes(-1, -2)).reshape(B, H, M, self.codes, -1).swapaxes(2, 3)
+
+    def dots(self, q: mx.array, codes: mx.array) -> mx.array:
+        """``q @ decode(codes)^T``: ``(B, H, M, D)`` float32 to ``(B, H, M, T)``."""
+        return products.dots(q, self.decode(codes))
+
+    def sums(self, weights: mx.array, codes: mx.array) -> mx.array:
+        """``p @ decode(codes)``: ``(B, H, M, T)`` float32 to ``(B, H, M, D)``.
+
+        For few rows by the weight that each entry gets in all, which is summed over the tokens
+        before any entry is read.
+        """
+        B, H, M, T = weights.shape
+        if M > _FEW_ROWS or not on_cpu():
+            return weights @ self.decode(codes)
+        book = self.book().flatten(1, 2)
+        entries = self.codes << self.bits
+        starts = mx.arange(B * H * self.codes, dtype=mx.uint32).reshape(B, H, -1, 1) << self.bits
+        places = (codes.swapaxes(-1, -2) + starts).flatten()
+        rows = weights.swapaxes(-1, -2)[:, :, None]
+        rows = mx.broadcast_to(rows, (B, H, self.codes, T, M)).reshape(-1, M)
+        shares = mx.zeros((B * H * entries, M)).at[places].add(rows)
+        return shares.reshape(B, H, entries, M).swapaxes(-1, -2) @ book
 
 
 def _rows_of(table: mx.array, codes: mx.array) -> mx.array:

@@ -12,6 +12,7 @@ from kvcompress.stages.affine_words import AffineWords
 from kvcompress.stages.base import Quantiser
 from kvcompress.stages.levels import LloydMaxLevels, UniformLevels
 from kvcompress.stages.pack import pack, unpack, words
+from kvcompress.stages.products import dots, sums
 
 
 class Plane(Protocol):
@@ -99,13 +100,13 @@ class _DecodedPlane:
 
     def scores(self, q: mx.array, packed: mx.array, gain: mx.array) -> mx.array:
         if self._scales_rows(q):
-            return q @ (self.decode(packed) * gain).swapaxes(-1, -2)
-        return (q @ self.decode(packed).swapaxes(-1, -2)) * gain.swapaxes(-1, -2)
+            return dots(q, self.decode(packed) * gain)
+        return dots(q, self.decode(packed)) * gain.swapaxes(-1, -2)
 
     def mix(self, weights: mx.array, packed: mx.array, gain: mx.array) -> mx.array:
         if self._scales_rows(weights):
-            return weights @ (self.decode(packed) * gain)
-        return (weights * gain.swapaxes(-1, -2)) @ self.decode(packed)
+            return sums(weights, self.decode(packed) * gain)
+        return sums(weights * gain.swapaxes(-1, -2), self.decode(packed))
 
     def _scales_rows(self, queries: mx.array) -> bool:
         return queries.shape[2] > self.quantiser.dim

@@ -12,6 +12,7 @@ import numpy as np
 from attrs import evolve, field, frozen
 
 from kvcompress.errors import ConfigError
+from kvcompress.stages.products import complex_pays
 from kvcompress.stages.tables import chunked, gather, nearest
 
 MAX_BITS = 12
@@ -161,4 +162,27 @@ class ProductVQ:
         """
         B, H, M, _ = q.shape
         cut = q.reshape(B, H, M, self.codes, self.sub_dim).swapaxes(2, 3)
-        return cut @ self.codebook.astype(mx.float32).swapaxes(-1, -2)
+        return cut @ self.codebook.astype(q.dtype).swapaxes(-1, -2)
+
+    def dots(self, q: mx.array, codes: mx.array) -> mx.array:
+        """``q @ decode(codes)^T``: ``(B, H, M, D)`` float32 to ``(B, H, M, T)``."""
+        if not self._halves(q.shape[2]):
+            return q @ self.decode(codes).swapaxes(-1, -2)
+        return mx.real(mx.conj(q.view(mx.complex64)) @ self._pairs(codes))
+
+    def sums(self, weights: mx.array, codes: mx.array) -> mx.array:
+        """``p @ decode(codes)``: ``(B, H, M, T)`` float32 to ``(B, H, M, D)``."""
+        if not self._halves(weights.shape[2]):
+            return weights @ self.decode(codes)
+        sums = weights.astype(mx.complex64) @ self._pairs(codes).swapaxes(-1, -2)
+        return sums.view(mx.float32)
+
+    def _halves(self, rows: int) -> bool:
+        """Whether to look channels up in pairs, as complex numbers."""
+        return self.sub_dim % 2 == 0 and complex_pays(rows)
+
+    def _pairs(self, codes: mx.array) -> mx.array:
+        """Pairs of decoded channels, ``(B, H, D / 2, T)`` complex64."""
+        B, H, T, _ = codes.shape
+        entries = self.codebook.astype(mx.float32).view(mx.complex64).swapaxes(-1, -2)
+        return gather(entries[None], codes).reshape(B, H, self.dim // 2, T)

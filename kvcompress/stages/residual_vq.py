@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
 
 import mlx.core as mx
 from attrs import frozen
@@ -73,11 +74,22 @@ class ResidualVQ:
     def decode(self, codes: mx.array) -> mx.array:
         """The sum of the stages' entries: ``(B, H, T, D)`` float32."""
         parts = mx.split(codes, len(self.stages), axis=-1)
-        out = self.stages[0].decode(parts[0])
-        for stage, part in zip(self.stages[1:], parts[1:], strict=True):
-            out = out + stage.decode(part)
-        return out
+        return _sum(s.decode(part) for s, part in zip(self.stages, parts, strict=True))
 
     def tables(self, q: mx.array) -> mx.array:
         """Scores of queries against every entry: ``(B, H, codes, M, 2**bits)``."""
         return mx.concatenate([stage.tables(q) for stage in self.stages], axis=2)
+
+    def dots(self, q: mx.array, codes: mx.array) -> mx.array:
+        """``q @ decode(codes)^T``, the sum of the stages': ``(B, H, M, D)`` to ``(B, H, M, T)``."""
+        parts = mx.split(codes, len(self.stages), axis=-1)
+        return _sum(s.dots(q, part) for s, part in zip(self.stages, parts, strict=True))
+
+    def sums(self, weights: mx.array, codes: mx.array) -> mx.array:
+        """``p @ decode(codes)``, the sum of the stages': ``(B, H, M, T)`` to ``(B, H, M, D)``."""
+        parts = mx.split(codes, len(self.stages), axis=-1)
+        return _sum(s.sums(weights, part) for s, part in zip(self.stages, parts, strict=True))
+
+
+def _sum(parts: Iterable[mx.array]) -> mx.array:
+    return reduce(mx.add, parts)

@@ -15,6 +15,7 @@ from attrs import frozen
 from kvcompress.layers import Positions, Rotary
 from kvcompress.stages.base import Coder, Fields, Transform
 from kvcompress.stages.centre import mean_scores, rotated
+from kvcompress.stages.products import dots
 
 
 @frozen(eq=False)
@@ -162,4 +163,4 @@ class PreRope(Unrotated):
             scores = coder.scores(queries.mapped, fields)
             return scores if mean is None else scores + queries.raw @ mean.swapaxes(-1, -2)
         keys = self.from_code(transform.inverse(coder.decode(fields)), mean, rotary, positions)
-        return queries.raw @ keys.swapaxes(-1, -2)
+        return dots(queries.raw, keys)

@@ -14,6 +14,7 @@ from kvcompress.stages.gain import decode_gain, encode_gain, row_gain
 from kvcompress.stages.levels import LevelKind, LloydMaxLevels, UniformLevels, scalar_levels
 from kvcompress.stages.pack import pack, unpack, words
 from kvcompress.stages.plane import Plane, plane_field, plane_of, write
+from kvcompress.stages.products import dots, sums
 from kvcompress.stages.transform import RandomisedHadamard
 
 
@@ -101,14 +102,14 @@ class SketchCoder:
     def scores(self, q: mx.array, fields: Fields) -> mx.array:
         """``q . z``: the queries are sketched, not the tokens."""
         coarse = self._plane.scores(q, fields["codes"], decode_gain(fields["gain"]))
-        fine = self._sketch.forward(q) @ self._signs(fields).swapaxes(-1, -2)
+        fine = dots(self._sketch.forward(q), self._signs(fields))
         return coarse + fine * decode_gain(fields["residual"]).swapaxes(-1, -2)
 
     def mix(self, weights: mx.array, fields: Fields) -> mx.array:
         """``p @ z``: the sum is turned back, not the tokens."""
         coarse = self._plane.mix(weights, fields["codes"], decode_gain(fields["gain"]))
         fine = weights * decode_gain(fields["residual"]).swapaxes(-1, -2)
-        return coarse + self._sketch.inverse(fine @ self._signs(fields))
+        return coarse + self._sketch.inverse(sums(fine, self._signs(fields)))
 
     def _signs(self, fields: Fields) -> mx.array:
         """-1 or 1 for each sketched channel, ``(B, H, T, D)`` float32."""

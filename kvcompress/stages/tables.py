@@ -8,18 +8,19 @@ product over ``D`` channels (Jegou, Douze and Schmid, 2011, section III).
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 from typing import Protocol
 
 import mlx.core as mx
 
-from kvcompress.stages.affine_words import on_cpu
 from kvcompress.stages.base import Quantiser
+from kvcompress.stages.device import on_cpu
 
 # Of distances at a time: on a CPU little more than a cache, of which MLX keeps up to ten in flight;
 # on a GPU enough to fill it.
 _CHUNK_BYTES = 2 << 20
 _GPU_CHUNK_BYTES = 32 << 20
-_LAUNCHES = 30_000  # look-ups a head in the time that a band's few operations take to start
+_LAUNCHES = 60_000  # nanoseconds until a band's few operations have started
 _GROUP = 32  # tokens of one matrix product, a power of two
 
 
@@ -32,7 +33,18 @@ class TableQuantiser(Quantiser, Protocol):
         ...
 
     def tables(self, q: mx.array) -> mx.array:
-        """Scores of queries against every entry: ``(B, H, codes, M, 2**bits)`` float32."""
+        """Scores of queries against every entry: ``(B, H, codes, M, 2**bits)``.
+
+        Queries ``(B, H, M, dim)`` are float32, or complex64 for two in one.
+        """
+        ...
+
+    def dots(self, q: mx.array, codes: mx.array) -> mx.array:
+        """``q @ decode(codes)^T``: ``(B, H, M, dim)`` float32 to ``(B, H, M, T)``."""
+        ...
+
+    def sums(self, weights: mx.array, codes: mx.array) -> mx.array:
+        """``p @ decode(codes)``: ``(B, H, M, T)`` float32 to ``(B, H, M, dim)``."""
         ...
 
 
@@ -71,34 +83,75 @@ def nearest(distances: mx.array) -> mx.array:
     return mx.argmin(distances, axis=-1).astype(dtype)
 
 
-def gather(tables: mx.array, codes: mx.array) -> mx.array:
+def gather(tables: mx.array, codes: mx.array, starts: mx.array | None = None) -> mx.array:
     """What codes name in their tables.
 
     Args:
         tables: ``(B or 1, H or 1, C or 1, M, K)``.
         codes: ``(B, H, T, C)`` unsigned.
+        starts: ``(T,)`` unsigned, where each token's part of the tables begins.
 
     Returns:
         ``(B, H, C, M, T)``: laid out along the tokens, where one look-up costs a nanosecond;
         looking up rows costs ten times as much.
     """
-    index = mx.contiguous(codes.swapaxes(-1, -2))[:, :, :, None, :]
-    return mx.take_along_axis(tables, index, axis=-1)
+    index = mx.contiguous(codes.swapaxes(-1, -2))
+    if starts is not None:
+        index = index + starts
+    return mx.take_along_axis(tables, index[:, :, :, None, :], axis=-1)
 
 
-def table_scores(tables: mx.array, codes: mx.array) -> mx.array:
-    """Sums of look-ups: ``(B, H, C, M, K)`` and ``(B, H, T, C)`` to scores ``(B, H, M, T)``."""
-    return gather(tables, codes).sum(axis=2)
+def in_pairs(rows: mx.array) -> mx.array:
+    """Neighbouring rows as one of complex numbers: ``(..., M, D)`` to ``(..., ceil(M / 2), D)``.
+
+    Float32 to complex64; an odd row is paired with zeros. A look-up of eight bytes costs no more
+    than one of four.
+    """
+    if rows.shape[-2] % 2:
+        rows = mx.pad(rows, [(0, 0)] * (rows.ndim - 2) + [(0, 1), (0, 0)])
+    return mx.contiguous(rows.swapaxes(-1, -2)).view(mx.complex64).swapaxes(-1, -2)
 
 
-def tables_pay(quantiser: TableQuantiser, *, rows: int, tokens: int, bands: int = 1) -> bool:
+def table_scores(
+    quantiser: TableQuantiser, q: mx.array, codes: mx.array, band: mx.array | None = None
+) -> mx.array:
+    """``q . decode(codes)`` as sums of look-ups in tables of each query's scores.
+
+    Args:
+        quantiser: Builds the tables.
+        q: ``(B, H, n, M, D)`` float32, the queries of each of ``n`` bands.
+        codes: ``(B, H, T, C)`` unsigned.
+        band: ``(T,)`` unsigned, each token's band; ``None`` where there is one.
+
+    Returns:
+        ``(B, H, M, T)``.
+    """
+    B, H, n, M, _ = q.shape
+    paired = M > 1 and on_cpu()
+    rows = (in_pairs(q) if paired else q).swapaxes(2, 3)
+    tables = quantiser.tables(rows.flatten(2, 3))
+    entries = n << quantiser.bits
+    index = mx.uint16 if entries <= 1 << 16 else mx.uint32
+    starts = None if band is None else band.astype(index) << quantiser.bits
+    found = gather(tables.reshape(B, H, -1, rows.shape[2], entries), codes, starts)
+    if not paired:
+        return found.sum(axis=2)
+    sums = found.view(mx.float32).sum(axis=2).reshape(B, H, rows.shape[2], -1, 2)
+    return sums.swapaxes(-1, -2).flatten(2, 3)[:, :, :M]
+
+
+def tables_pay(
+    quantiser: TableQuantiser, *, rows: int, tokens: int, heads: int = 1, bands: int = 1
+) -> bool:
     """Whether look-ups in tables, one for each band of tokens, beat decoding them and a product.
 
-    Measured on a CPU, in units of one look-up: an entry of a table takes 0.2 a channel, a channel
-    of a product 0.4 to read and 0.09 a row. Decoding looks up every channel of every code once
-    for all rows; tables look up every code once a row. One band after the other costs launches.
+    Measured on a CPU, in nanoseconds a head. Tables look every code up once for two rows, and add
+    the numbers that they find; decoding looks every channel of every code up, two at a time, once
+    for all rows. One band after the other costs launches.
     """
     each = quantiser.codes * quantiser.sub_dim
-    tables = rows * (quantiser.codes * tokens + bands * 0.2 * each * (1 << quantiser.bits))
-    decoding = tokens * (each + quantiser.dim * (0.4 + 0.09 * rows)) + (bands - 1) * _LAUNCHES
-    return tables < decoding
+    numbers = quantiser.codes * rows
+    found = tokens * (1.6 * quantiser.codes * ceil(rows / 2) + 0.54 * numbers)
+    tables = found + bands * (numbers << quantiser.bits) * (0.5 + 0.08 * quantiser.sub_dim)
+    product = quantiser.dim * (0.25 + 0.05 * rows)
+    return tables < tokens * (0.8 * each + product) + (bands - 1) * _LAUNCHES / heads

@@ -103,9 +103,9 @@ class VQCoder:
         """
         codes = self._read(fields["codes"])
         if tables_pay(self.quantiser, rows=q.shape[2], tokens=codes.shape[2]):
-            scores = table_scores(self.quantiser.tables(q), codes)
+            scores = table_scores(self.quantiser, q[:, :, None], codes)
         else:
-            scores = q @ self.quantiser.decode(codes).swapaxes(-1, -2)
+            scores = self.quantiser.dots(q, codes)
         return scores * decode_gain(fields["gain"]).swapaxes(-1, -2) if self.gain else scores
 
     def band_scores(self, q: mx.array, fields: Fields, band: mx.array) -> mx.array | None:
@@ -113,21 +113,18 @@ class VQCoder:
 
         Arguments and result are those of :class:`kvcompress.stages.base.BandCoder`.
         """
-        B, H, n, M, D = q.shape
+        B, H, n, M, _ = q.shape
         codes = self._read(fields["codes"])
-        if not tables_pay(self.quantiser, rows=M, tokens=codes.shape[2], bands=n):
+        if not tables_pay(self.quantiser, rows=M, tokens=codes.shape[2], heads=B * H, bands=n):
             return None
-        tables = self.quantiser.tables(q.swapaxes(2, 3).reshape(B, H, M * n, D))
-        side_by_side = tables.reshape(*tables.shape[:3], M, -1)
-        shifts = band[:, None] << self.quantiser.bits
-        scores = table_scores(side_by_side, codes + shifts)
+        scores = table_scores(self.quantiser, q, codes, band)
         return scores * decode_gain(fields["gain"]).swapaxes(-1, -2) if self.gain else scores
 
     def mix(self, weights: mx.array, fields: Fields) -> mx.array:
-        """``p @ z``, decoded once a head: ``(B, H, M, T)`` float32 to ``(B, H, M, D)``."""
+        """``p @ z``: ``(B, H, M, T)`` float32 to ``(B, H, M, D)``."""
         if self.gain:
             weights = weights * decode_gain(fields["gain"]).swapaxes(-1, -2)
-        return weights @ self.quantiser.decode(self._read(fields["codes"]))
+        return self.quantiser.sums(weights, self._read(fields["codes"]))
 
     def _write(self, codes: mx.array) -> mx.array:
         return codes if self.quantiser.bits == 8 else pack(codes, self.quantiser.bits)

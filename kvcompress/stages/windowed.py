@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TypeGuard
 
 import mlx.core as mx
 from attrs import frozen
@@ -14,6 +15,8 @@ from kvcompress.stages.pairs import turn_pairs
 from kvcompress.stages.rope import Queries, Unrotated
 
 _TOGETHER = 64  # positions of queries
+_NEAR = 400  # tokens of short bands, for which tables cost more than to decode them for all
+_LAUNCHES = 2_000_000  # multiplications in the time that a band's operations take to start
 
 
 @frozen
@@ -88,17 +91,15 @@ class WindowedRope(Unrotated):
         B, H, n, M, D = turned.shape
         q = transform.query(turned.flatten(2, 3)).reshape(B, H, n, M, D)
         of_mean = None if mean is None else turned @ mean[..., None]
-        if len(places) == 1 and isinstance(coder, BandCoder):
+        if len(places) == 1:
             band = band_of_tokens(bands, places.start, positions)
-            whole = coder.band_scores(q, fields, band)
-            if whole is not None and of_mean is not None:
-                whole = whole + mx.take(of_mean.squeeze(-1).swapaxes(2, 3), band, axis=-1)
-            if whole is not None:
-                return whole
+            scores = _of_one(q, fields, band, _spans(bands, places, positions), coder)
+            if of_mean is None:
+                return scores
+            return scores + mx.take(of_mean.squeeze(-1).swapaxes(2, 3), band, axis=-1)
         parts: list[_Part] = []
-        for place, (start, stop) in enumerate(bands):
-            begin = max(0, places.start - stop + 1 - positions.start)
-            end = min(len(positions), places.stop - start - positions.start)
+        spans = _spans(bands, places, positions)
+        for place, ((start, stop), (begin, end)) in enumerate(zip(bands, spans, strict=True)):
             few = {name: a[:, :, begin:end] for name, a in fields.items()}
             scores = coder.scores(q[:, :, place], few)
             if of_mean is not None:
@@ -116,6 +117,67 @@ class WindowedRope(Unrotated):
             return rotary.rotate(q.reshape(B, H * M, 1, D), place).reshape(B, H, 1, M, D)
         real, imaginary = mean_rotations(rotary, bands)
         return turn_pairs(q[:, :, None], rotary, real[:, None], imaginary[:, None])
+
+
+def _spans(bands: tuple[Band, ...], places: range, positions: range) -> list[tuple[int, int]]:
+    """The tokens of a run ``[begin, end)`` that are in each band for some query."""
+    return [
+        (
+            max(0, places.start - stop + 1 - positions.start),
+            min(len(positions), places.stop - start - positions.start),
+        )
+        for start, stop in bands
+    ]
+
+
+def _of_one(
+    q: mx.array, fields: Fields, band: mx.array, spans: list[tuple[int, int]], coder: Coder
+) -> mx.array:
+    """Scores of one position's queries, to whom every token is in one band: ``(B, H, M, T)``."""
+    B, H, _, M, D = q.shape
+
+    def together(first: int, last: int) -> mx.array:
+        """All queries of some bands meet all their tokens, and each token keeps its own."""
+        begin, end = spans[last - 1][0], spans[first][1]
+        few = {name: a[:, :, begin:end] for name, a in fields.items()}
+        scores = coder.scores(q[:, :, first:last].flatten(2, 3), few)
+        if last - first == 1:
+            return scores
+        own = (band[begin:end] - first).reshape(1, 1, 1, 1, -1)
+        every = scores.reshape(B, H, -1, M, end - begin)
+        return mx.take_along_axis(every, own, axis=2).squeeze(2)
+
+    parts: list[mx.array] = []
+    first = _within(spans, 0, _NEAR)
+    if first > 1:
+        parts.append(together(0, first))
+    else:
+        first = 0
+    if first < len(spans) and _scores_bands(coder):
+        end = spans[first][1]
+        few = {name: a[:, :, :end] for name, a in fields.items()}
+        far = coder.band_scores(q[:, :, first:], few, band[:end] - first)
+        if far is not None:
+            parts.append(far)
+            first = len(spans)
+    while first < len(spans):
+        last = max(first + 1, _within(spans, first, _LAUNCHES // (B * H * M * D)))
+        parts.append(together(first, last))
+        first = last
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts[::-1], axis=-1)
+
+
+def _scores_bands(coder: Coder) -> TypeGuard[BandCoder]:
+    # ``isinstance`` would look every member of the protocol up, at each layer of each step.
+    return hasattr(coder, "band_scores")
+
+
+def _within(spans: list[tuple[int, int]], first: int, most: int) -> int:
+    """The end of the bands from ``first`` on that hold no more than ``most`` tokens together."""
+    last = first
+    while last < len(spans) and spans[first][1] - spans[last][0] <= most:
+        last += 1
+    return last
 
 
 @frozen(eq=False)

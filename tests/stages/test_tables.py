@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvcompress.stages import tables
 from kvcompress.stages.tables import chunked, gather, nearest, table_scores, tables_pay
-from tests.stages.vq_cases import commuting, normal, product
+from tests.stages.vq_cases import MAKE, commuting, normal, product, rows
 
 
 @given(st.integers(1, 300), st.integers(0, 99))
@@ -29,9 +29,35 @@ def test_gather_looks_up_along_the_tokens(shape: tuple[int, ...], dtype: mx.Dtyp
     whole = np.broadcast_to(table, (2, 3, 4, shape[3], 16))
     expected = np.take_along_axis(whole, codes.swapaxes(2, 3)[:, :, :, None], axis=-1)
     np.testing.assert_array_equal(got, expected)
-    if shape[3] == 5:
-        scores = table_scores(mx.array(whole), mx.array(codes).astype(dtype))
-        np.testing.assert_allclose(scores, expected.sum(2), atol=1e-5)
+
+
+@pytest.mark.parametrize("cpu", [False, True])
+@pytest.mark.parametrize("queries", [1, 2, 5])
+@pytest.mark.parametrize("bands", [1, 3])
+@pytest.mark.parametrize("kind", sorted(MAKE))
+def test_scores_are_sums_of_look_ups(
+    kind: str, bands: int, queries: int, cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "on_cpu", lambda: cpu)
+    vq = MAKE[kind](12, 5)
+    codes = vq.encode(rows(12, 30, 1, 2))
+    q = mx.stack([rows(12, queries, 2 + band, 2) for band in range(bands)], axis=2)
+    band = (mx.arange(30) // 10 % bands).astype(mx.uint32)
+    got = table_scores(vq, q, codes, band if bands > 1 else None)
+    every = q @ vq.decode(codes).swapaxes(-1, -2)[:, :, None]
+    expected = mx.take_along_axis(every, band.reshape(1, 1, 1, 1, -1), axis=2).squeeze(2)
+    assert got.shape == expected.shape == (2, 2, queries, 30)
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+def test_tables_of_many_bands_side_by_side_are_addressed_whole() -> None:
+    vq, bands = product(8, 12, 4), 20  # 81,920 entries
+    codes = vq.encode(rows(8, 40, 1))
+    q = mx.stack([rows(8, 2, band) for band in range(bands)], axis=2)
+    band = (mx.arange(40) // 2).astype(mx.uint32)
+    own = mx.take(q, band, axis=2).swapaxes(2, 3)  # (B, H, M, T, D)
+    expected = (own * vq.decode(codes)[:, :, None]).sum(axis=-1)
+    np.testing.assert_allclose(table_scores(vq, q, codes, band), expected, atol=1e-4)
 
 
 @given(st.integers(0, 300), st.integers(1, 50))
@@ -61,9 +87,11 @@ def test_tables_pay_for_few_rows_over_many_tokens() -> None:
     assert not tables_pay(vq, rows=512, tokens=4096)
     assert not tables_pay(vq, rows=3, tokens=16)
     assert not tables_pay(product(128, 12, 8), rows=3, tokens=1024)
+    # Codes of few channels each are as many look-ups as their channels in pairs.
+    assert not tables_pay(product(128, 8, 4), rows=4, tokens=4096)
     # A decoded key of many stages is a long sum, which tables cut short.
     assert tables_pay(commuting(64, 6, stages=5), rows=32, tokens=1024)
-    assert not tables_pay(vq, rows=32, tokens=1024)
     # Of bands one after the other each has its launches, and of tables each is built.
-    assert tables_pay(vq, rows=3, tokens=1024, bands=16)
+    assert tables_pay(product(64, 8, 4), rows=3, tokens=1024, heads=3, bands=4)
+    assert not tables_pay(product(64, 8, 4), rows=3, tokens=1024, heads=300, bands=4)
     assert not tables_pay(product(64, 12, 8, heads=3), rows=3, tokens=1024, bands=16)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcompress.layers import Rotary
+from kvcompress.stages import windowed
 from kvcompress.stages.base import BandCoder, Fields
 from kvcompress.stages.transform import ChannelScale, Identity
 from kvcompress.stages.windowed import WindowedRope
@@ -205,9 +206,10 @@ def test_neither_chunks_of_queries_nor_tiles_of_tokens_matter(
     st.integers(0, 300),
     st.integers(1, 3),
     st.integers(1, 300),
+    st.integers(0, 200),
 )
-def test_all_bands_at_once_score_as_one_after_the_other(
-    kind: str, centred: bool, start: int, gap: int, group: int, tokens: int
+def test_all_bands_at_once_or_some_score_as_one_after_the_other(
+    kind: str, centred: bool, start: int, gap: int, group: int, tokens: int, together: int
 ) -> None:
     positions = range(start, start + tokens)
     place = positions.stop + gap
@@ -215,9 +217,18 @@ def test_all_bands_at_once_score_as_one_after_the_other(
     keys, queries = normal(1, HEADS, tokens, DIM), normal(1, HEADS, group, DIM, seed=2)
     case = WindowedRope(8), ROTATIONS[kind], keys, queries, positions, range(place, place + 1), mean
     assert isinstance(OfBands(), BandCoder)
-    one_by_one, _ = scored(*case)
-    at_once, _ = scored(*case, coder=OfBands())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windowed, "_NEAR", 0)
+        patch.setattr(windowed, "_LAUNCHES", 0)
+        one_by_one, _ = scored(*case)
+        patch.setattr(windowed, "_LAUNCHES", together * HEADS * group * DIM)
+        some_together, _ = scored(*case)
+        at_once, _ = scored(*case, coder=OfBands())
+        patch.setattr(windowed, "_NEAR", together)
+        some_at_once, _ = scored(*case, coder=OfBands())
+    assert largest(some_at_once - at_once) < 2e-4
     assert largest(one_by_one - at_once) < 2e-4
+    assert largest(some_together - at_once) < 2e-4
 
 
 def test_a_long_chunk_scores_as_its_queries_do_alone() -> None:
