@@ -62,7 +62,12 @@ def operations() -> dict[str, tuple[Callable[[], mx.array], int]]:
     table = mx.random.normal((256,))
     rows = mx.random.normal((256, 8))
     few = codes[..., : DIM // 8].astype(mx.uint32)
+    index = mx.contiguous(codes[..., : DIM // 2].swapaxes(-1, -2))
+    along, pairs = (mx.random.normal((1, 1, 1, 256 * n)) for n in (1, 2))
+    pairs = pairs.view(mx.complex64)
+    two, twice = mx.conj(queries.view(mx.complex64)), keys.view(mx.complex64)
     mx.eval(scores, queries, keys, codes, words, scales, biases, table, rows, few)
+    mx.eval(index, along, pairs, two, twice)
     return {
         "multiply": (lambda: scores * 1.5, scores.size),
         "exp": (lambda: mx.exp(scores), scores.size),
@@ -71,6 +76,18 @@ def operations() -> dict[str, tuple[Callable[[], mx.array], int]]:
         "bytes to float32": (lambda: codes.astype(mx.float32), codes.size),
         "look up a number": (lambda: table[codes.astype(mx.uint32)], codes.size),
         "look up 8 channels": (lambda: mx.take(rows, few, axis=0), few.size * 8),
+        "look up a number along the tokens": (
+            lambda: mx.take_along_axis(along, index, axis=-1),
+            index.size,
+        ),
+        "look up two numbers along the tokens": (
+            lambda: mx.take_along_axis(pairs, index, axis=-1),
+            2 * index.size,
+        ),
+        "product with keys in complex pairs": (
+            lambda: mx.real(two @ twice.swapaxes(-1, -2)),
+            keys.size,
+        ),
         "product with float32 keys": (lambda: queries @ keys.swapaxes(-1, -2), keys.size),
         "quantized_matmul, 4 bits": (
             lambda: mx.quantized_matmul(
