@@ -2,6 +2,7 @@
 
 OpenBLAS's complex product of few rows takes less time than its real one, though it multiplies
 twice as much. So on a CPU neighbouring channels are taken for one complex number: a view, no copy.
+Of numbers that are not finite both of a pair become NaN.
 """
 
 from __future__ import annotations
