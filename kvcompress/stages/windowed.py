@@ -100,8 +100,7 @@ class WindowedRope(Unrotated):
         parts: list[_Part] = []
         spans = _spans(bands, places, positions)
         for place, ((start, stop), (begin, end)) in enumerate(zip(bands, spans, strict=True)):
-            few = {name: a[:, :, begin:end] for name, a in fields.items()}
-            scores = coder.scores(q[:, :, place], few)
+            scores = coder.scores(q[:, :, place], _cut(fields, begin, end))
             if of_mean is not None:
                 scores = scores + of_mean[:, :, place]
             parts.append(_Part(start, stop, begin, end, scores))
@@ -139,8 +138,7 @@ def _of_one(
     def together(first: int, last: int) -> mx.array:
         """All queries of some bands meet all their tokens, and each token keeps its own."""
         begin, end = spans[last - 1][0], spans[first][1]
-        few = {name: a[:, :, begin:end] for name, a in fields.items()}
-        scores = coder.scores(q[:, :, first:last].flatten(2, 3), few)
+        scores = coder.scores(q[:, :, first:last].flatten(2, 3), _cut(fields, begin, end))
         if last - first == 1:
             return scores
         own = (band[begin:end] - first).reshape(1, 1, 1, 1, -1)
@@ -155,8 +153,7 @@ def _of_one(
         first = 0
     if first < len(spans) and _scores_bands(coder):
         end = spans[first][1]
-        few = {name: a[:, :, :end] for name, a in fields.items()}
-        far = coder.band_scores(q[:, :, first:], few, band[:end] - first)
+        far = coder.band_scores(q[:, :, first:], _cut(fields, 0, end), band[:end] - first)
         if far is not None:
             parts.append(far)
             first = len(spans)
@@ -165,6 +162,11 @@ def _of_one(
         parts.append(together(first, last))
         first = last
     return parts[0] if len(parts) == 1 else mx.concatenate(parts[::-1], axis=-1)
+
+
+def _cut(fields: Fields, begin: int, end: int) -> Fields:
+    """Those of the tokens ``[begin, end)``."""
+    return {name: a[:, :, begin:end] for name, a in fields.items()}
 
 
 def _scores_bands(coder: Coder) -> TypeGuard[BandCoder]:

@@ -91,7 +91,9 @@ def test_tables_pay_for_few_rows_over_many_tokens() -> None:
     assert not tables_pay(product(128, 8, 4), rows=4, tokens=4096)
     # A decoded key of many stages is a long sum, which tables cut short.
     assert tables_pay(commuting(64, 6, stages=5), rows=32, tokens=1024)
+    assert not tables_pay(vq, rows=32, tokens=1024)
     # Of bands one after the other each has its launches, and of tables each is built.
+    assert tables_pay(vq, rows=3, tokens=1024, bands=16)
     assert tables_pay(product(64, 8, 4), rows=3, tokens=1024, heads=3, bands=4)
     assert not tables_pay(product(64, 8, 4), rows=3, tokens=1024, heads=300, bands=4)
     assert not tables_pay(product(64, 12, 8, heads=3), rows=3, tokens=1024, bands=16)
