@@ -72,8 +72,12 @@ class ExactSegment:
 
     def split(self, size: int) -> Iterator[Segment]:
         """Slices of at most ``size`` tokens."""
-        for start in range(0, _tokens(self.spans), size):
-            stop = min(start + size, _tokens(self.spans))
+        total = _tokens(self.spans)
+        if total <= size:
+            yield self
+            return
+        for start in range(0, total, size):
+            stop = min(start + size, total)
             yield ExactSegment(
                 self.keys[:, :, start:stop],
                 self.values[:, :, start:stop],
@@ -102,6 +106,9 @@ class CodedSegment:
     def split(self, size: int) -> Iterator[Segment]:
         """Slices of at most ``size`` tokens."""
         total = len(self.positions)
+        if total <= size:
+            yield self
+            return
         for start in range(0, total, size):
             stop = min(start + size, total)
             fields = {k: a[:, :, start:stop] for k, a in self.codes.fields.items()}

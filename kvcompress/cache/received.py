@@ -73,12 +73,12 @@ def received(
     n = keys.shape[2]
     check_mask(mask, queries.shape, n + coded)
     window = min(window, n + coded)  # positions are 32-bit integers to MLX
-    out = mx.zeros((B, n))
+    out: mx.array | None = None
     size = _tile(B * Hq, window + min(sinks, n), budget)
     for start in range(0, L, size):
         stop = min(start + size, L)
         few = queries[:, :, start:stop]
-        if start:
+        if out is not None:
             few = mx.depends([few], [out])[0]
         band = _Band.of(coded + n - L, range(start, stop), coded, window, min(sinks, n))
         if not band.recent:
@@ -86,8 +86,9 @@ def received(
         weights = band.weights(few, keys, scale, _cut(mask, start, stop, L), logits, n + coded)
         given = weights.sum(axis=(1, 2, 3))[:, band.first :]
         rows = band.recent.start - coded
-        out = out + mx.pad(given, [(0, 0), (rows, n - rows - given.shape[1])])
-    return out
+        given = mx.pad(given, [(0, 0), (rows, n - rows - given.shape[1])])
+        out = given if out is None else out + given
+    return mx.zeros((B, n)) if out is None else out
 
 
 def _tile(rows: int, width: int, budget: int) -> int:
@@ -147,23 +148,28 @@ class _Band:
             near = mx.concatenate([keys[:, :, : self.first], near], axis=2)
         q = (queries.astype(mx.float32) * scale).reshape(B, Hkv, Hq // Hkv * t, D)
         scores = (q @ near.astype(mx.float32).swapaxes(-1, -2)).reshape(B, Hkv, Hq // Hkv, t, -1)
-        scores = apply_mask(scores, self._seen())
         spans = (range(self.first), self.recent) if self.first else (self.recent,)
-        scores = apply_mask(scores, segment_mask(mask, spans, t, tokens))
+        masks = [self._seen() if t > 1 else None, segment_mask(mask, spans, t, tokens)]
+        for hidden in masks:
+            scores = apply_mask(scores, hidden)
         peak = scores.max(axis=-1, keepdims=True)
         extra: mx.array | None = None
         if logits is not None:
             extra = logits.astype(mx.float32).reshape(1, Hkv, -1, 1, 1)
             peak = mx.maximum(peak, extra)
-        seen = scores > mx.finfo(mx.float32).min
-        weights = mx.where(seen, exponential(scores - peak), 0.0)
+        weights = exponential(scores - peak)
+        if any(hidden is not None for hidden in masks):
+            weights = mx.where(scores > mx.finfo(mx.float32).min, weights, 0.0)
         total = weights.sum(axis=-1, keepdims=True)
         if extra is not None:
             total = total + exponential(extra - peak)
         return weights / mx.maximum(total, _LEAST)
 
     def _seen(self) -> mx.array:
-        """``(t, first + recent)``: the sinks, and what is at most ``window`` behind."""
+        """``(t, first + recent)``: the sinks, and what is at most ``window`` behind.
+
+        All is true of one query alone.
+        """
         queries = mx.arange(self.places.start, self.places.stop)[:, None]
         recent = mx.arange(self.recent.start, self.recent.stop)
         near = (recent <= queries) & (recent >= queries - self.window)

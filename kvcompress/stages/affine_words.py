@@ -7,14 +7,16 @@ the order in which bytes hold them, for a sum over channels does not mind.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import mlx.core as mx
+import numpy as np
 from attrs import define
 
 from kvcompress.stages import products
 from kvcompress.stages.device import on_cpu
 from kvcompress.stages.pack import byte_planes, unpack
+from kvcompress.stages.shared import shared_table
 
 KERNEL_BITS = (2, 3, 4, 5, 6, 8)
 KERNEL_GROUPS = (128, 64, 32)
@@ -79,18 +81,21 @@ class AffineWords:
         sums = self.sums(weights * scales.swapaxes(-1, -2), words)
         return sums + weights @ biases.astype(mx.float32)
 
-    def products(self, q: mx.array, words: mx.array) -> mx.array:
-        """Queries against the codes themselves: ``(B, H, M, dim)`` to ``(B, H, M, T)``."""
+    def products(self, q: mx.array, words: mx.array, step: float = 1.0) -> mx.array:
+        """Queries against ``step`` times the codes: ``(B, H, M, dim)`` to ``(B, H, M, T)``."""
         planes = self._planes(words)
-        out = q[..., :: len(planes)] @ planes[0].swapaxes(-1, -2)
+        run = len(planes)
+        q = q * _units(self.dim, self.bits, run, step)
+        out = q[..., ::run] @ planes[0].swapaxes(-1, -2)
         for place, plane in enumerate(planes[1:], 1):
-            out = mx.addmm(out, q[..., place :: len(planes)], plane.swapaxes(-1, -2))
+            out = mx.addmm(out, q[..., place::run], plane.swapaxes(-1, -2))
         return out
 
-    def sums(self, weights: mx.array, words: mx.array) -> mx.array:
-        """Weighted sums of the codes themselves: ``(B, H, M, T)`` to ``(B, H, M, dim)``."""
+    def sums(self, weights: mx.array, words: mx.array, step: float = 1.0) -> mx.array:
+        """Weighted sums of ``step`` times the codes: ``(B, H, M, T)`` to ``(B, H, M, dim)``."""
         parts = [products.sums(weights, plane) for plane in self._planes(words)]
-        return parts[0] if len(parts) == 1 else mx.stack(parts, axis=-1).flatten(-2)
+        whole = parts[0] if len(parts) == 1 else mx.stack(parts, axis=-1).flatten(-2)
+        return whole * _units(self.dim, self.bits, len(parts), step)
 
     def _planes(self, words: mx.array) -> list[mx.array]:
         return [plane.astype(mx.float32) for plane in byte_planes(words, self.bits, self.dim)]
@@ -127,3 +132,10 @@ class AffineWords:
             bits=self.bits,
         )
         return out.reshape(B, H, *out.shape[1:])
+
+
+@lru_cache(maxsize=64)
+def _units(dim: int, bits: int, run: int, step: float) -> mx.array:
+    """What codes as they stand in a byte that holds ``run`` are to be multiplied by, ``(dim,)``."""
+    places = np.arange(dim) % run
+    return shared_table(step * 0.5 ** (places * bits))

@@ -8,18 +8,15 @@ sequence's own first coded tokens, frozen and kept with the sequence (``sequence
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 import mlx.core as mx
 import numpy as np
 from attrs import field, frozen
-from numpy.typing import NDArray
 
 from kvcompress.layers import Positions, Rotary
-from kvcompress.stages.pairs import split_pairs, turn_pairs
+from kvcompress.stages.pairs import turn_pairs
+from kvcompress.stages.phases import PIECE, phases, turn
 from kvcompress.stages.shared import shared_table
-
-_PIECE = 4096  # positions from one anchor to the next, and rows of the table of phases
 
 
 @frozen(eq=False)
@@ -76,7 +73,7 @@ def rotated(mean: mx.array, rotary: Rotary | None, positions: Positions) -> mx.a
     """A head's mean as the keys at ``positions`` bear it.
 
     MLX rounds the phase of a far position by its own way at every position. Here a position is an
-    anchor, a multiple of ``_PIECE``, and a rest, both with exact phases, so that encoding, decoding
+    anchor, a multiple of ``PIECE``, and a rest, both with exact phases, so that encoding, decoding
     and scores all mean the same vector however tokens are cut into runs.
 
     Args:
@@ -91,13 +88,13 @@ def rotated(mean: mx.array, rotary: Rotary | None, positions: Positions) -> mx.a
         return mean
     if not isinstance(positions, range):
         places = np.asarray(positions, dtype=np.int64)
-        anchors, own = np.unique(places - places % _PIECE, return_inverse=True)
+        anchors, own = np.unique(places - places % PIECE, return_inverse=True)
         spread = _anchored(mean, rotary, anchors.tolist())[:, :, mx.array(own)]
-        return _turned(spread, rotary, mx.array(places % _PIECE))
+        return _turned(spread, rotary, mx.array(places % PIECE))
     cuts = list(_pieces(positions))
-    if len(cuts) > 1 and 2 * len(positions) > _PIECE:  # whole pieces at once, however many
+    if len(cuts) > 1 and 2 * len(positions) > PIECE:  # whole pieces at once, however many
         first = cuts[0][0]
-        whole = _piece(mean, rotary, [anchor for anchor, _, _ in cuts], slice(_PIECE))
+        whole = _piece(mean, rotary, [anchor for anchor, _, _ in cuts], slice(PIECE))
         return whole[:, :, positions.start - first : positions.stop - first]
     pieces = [
         _piece(mean, rotary, [anchor], slice(start - anchor, stop - anchor))
@@ -106,45 +103,12 @@ def rotated(mean: mx.array, rotary: Rotary | None, positions: Positions) -> mx.a
     return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=2)
 
 
-def mean_scores(q: mx.array, mean: mx.array, rotary: Rotary | None, positions: range) -> mx.array:
-    """``q . R_j mean`` for a run of positions, without making keys.
-
-    A pair of ``q`` and of the mean contributes ``a cos(t) + b sin(t)`` at the phase ``t``. Counted
-    from a run's first position, phases are the same for every run, head, layer and sequence, so
-    the scores of all its tokens are one product with a shared table.
-
-    Args:
-        q: ``(B, H, M, D)`` float32, post-RoPE.
-        mean: ``(B, H, 1, D)`` float32, unrotated.
-        rotary: The keys' rotation, or ``None``.
-        positions: The ``T`` positions.
-
-    Returns:
-        ``(B, H, M, T)`` float32, or ``(B, H, M, 1)`` where nothing rotates.
-    """
-    if rotary is None:
-        return q @ mean.swapaxes(-1, -2)
-    q_first, q_second, q_rest = split_pairs(q, rotary)
-    m_first, m_second, m_rest = split_pairs(mean, rotary)
-    even = q_first * m_first + q_second * m_second
-    odd = q_second * m_first - q_first * m_second
-    direct = mx.concatenate([even, odd], axis=-1)
-    crossed = mx.concatenate([odd, even], axis=-1)
-    parts = []
-    for start in range(positions.start, positions.stop, _PIECE):
-        cosines, sines = map(mx.array, _turn(rotary, start))
-        waves = direct * cosines + crossed * sines
-        parts.append(waves @ _phases(rotary)[: positions.stop - start].T)
-    scores = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
-    return scores + q_rest @ m_rest.swapaxes(-1, -2) if rotary.dims < q.shape[-1] else scores
-
-
 def _pieces(positions: range) -> Iterator[tuple[int, int, int]]:
     """Cut a run at the anchors: the anchor, the first position and the one after the last."""
     start = positions.start
     while start < positions.stop:
-        anchor = start - start % _PIECE
-        stop = min(positions.stop, anchor + _PIECE)
+        anchor = start - start % PIECE
+        stop = min(positions.stop, anchor + PIECE)
         yield anchor, start, stop
         start = stop
 
@@ -153,10 +117,8 @@ def _anchored(mean: mx.array, rotary: Rotary, anchors: list[int]) -> mx.array:
     """The mean at each anchor, ``(B, H, anchors, D)``."""
     if anchors == [0]:
         return mean
-    half = rotary.dims // 2
-    turns = np.stack([_turn(rotary, anchor) for anchor in anchors], axis=1)
-    cosines, sines = mx.array(turns[..., :half])
-    return turn_pairs(mean, rotary, cosines, sines)
+    turns = mx.stack([turn(rotary, anchor) for anchor in anchors])
+    return turn_pairs(mean, rotary, mx.real(turns), mx.imag(turns))
 
 
 def _piece(mean: mx.array, rotary: Rotary, anchors: list[int], rests: slice) -> mx.array:
@@ -165,24 +127,5 @@ def _piece(mean: mx.array, rotary: Rotary, anchors: list[int], rests: slice) -> 
 
 
 def _turned(anchored: mx.array, rotary: Rotary, rests: slice | mx.array) -> mx.array:
-    phases = _phases(rotary)[rests]
-    half = rotary.dims // 2
-    return turn_pairs(anchored, rotary, phases[:, :half], phases[:, half:])
-
-
-@lru_cache(maxsize=16)
-def _phases(rotary: Rotary) -> mx.array:
-    """``[cos(d t), sin(d t)]`` for ``0 <= d < _PIECE``: ``(_PIECE, dims)`` float32."""
-    turns = np.arange(_PIECE, dtype=np.float64)[:, None] * rotary.angles
-    table = mx.array(np.concatenate([np.cos(turns), np.sin(turns)], axis=1).astype(np.float32))
-    mx.eval(table)
-    return table
-
-
-@lru_cache(maxsize=1024)
-def _turn(rotary: Rotary, position: int) -> NDArray[np.float32]:
-    """``[cos, cos]`` and ``[sin, -sin]`` of a position's phases, ``(2, dims)``."""
-    turns = position * rotary.angles
-    cosines, sines = np.cos(turns), np.sin(turns)
-    direct, crossed = np.tile(cosines, 2), np.concatenate([sines, -sines])
-    return np.stack([direct, crossed]).astype(np.float32)
+    table = phases(rotary)[rests]
+    return turn_pairs(anchored, rotary, table[:, ::2], -table[:, 1::2])

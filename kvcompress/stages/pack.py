@@ -80,7 +80,10 @@ def unpack(packed: mx.array, bits: int, count: int) -> mx.array:
 
 
 def byte_planes(packed: mx.array, bits: int, count: int) -> list[mx.array]:
-    """Undo :func:`pack` without bringing the codes into their order, which costs half the time.
+    """The codes of :func:`pack` by their place in a byte, each where it stands.
+
+    Neither are they brought into their order nor down to the lowest bits, which would cost twice
+    as much again.
 
     Args:
         packed: As for :func:`unpack`.
@@ -88,9 +91,9 @@ def byte_planes(packed: mx.array, bits: int, count: int) -> list[mx.array]:
         count: As for :func:`unpack`.
 
     Returns:
-        Arrays of codes by their place in a byte: of ``r`` arrays the one at ``i`` holds the codes
-        ``i``, ``i + r``, ... of each row, ``(..., count / r)``. One, in order, where codes do not
-        fill bytes evenly.
+        Of ``r`` arrays the one at ``i`` holds the codes ``i``, ``i + r``, ... of each row, times
+        ``2**(i * bits)``: ``(..., count / r)`` uint8. One, in order, where codes do not fill bytes
+        evenly.
 
     Raises:
         ConfigError: As :func:`unpack`.
@@ -99,9 +102,10 @@ def byte_planes(packed: mx.array, bits: int, count: int) -> list[mx.array]:
     run = 8 // bits
     if 8 % bits or count % run or packed.shape[-1] != words(count, bits):
         return [unpack(packed, bits, count)]
-    mask = _mask(bits, 8, 32)
-    shifted = (packed >> place * bits if place else packed for place in range(run))
-    return [(x & mask).view(mx.uint8)[..., : count // run] for x in shifted]
+    if run == 1:
+        return [packed.view(mx.uint8)[..., :count]]
+    masks = [_mask(bits, 8, 32, place * bits) for place in range(run)]
+    return [(packed & mask).view(mx.uint8)[..., : count // run] for mask in masks]
 
 
 def _check(bits: int) -> None:

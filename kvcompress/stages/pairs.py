@@ -31,6 +31,15 @@ def join_pairs(
     return mx.concatenate([*joined, rest], axis=-1)
 
 
+def complex_pairs(x: mx.array, rotary: Rotary) -> tuple[mx.array, mx.array]:
+    """The pairs as complex numbers, ``(..., P)`` complex64, and the rest ``(..., Q)`` float32."""
+    turned, rest = x[..., : rotary.dims], x[..., rotary.dims :]
+    if not rotary.traditional:
+        halves = turned.reshape(*x.shape[:-1], 2, rotary.dims // 2)
+        turned = mx.contiguous(halves.swapaxes(-1, -2)).flatten(-2)
+    return turned.view(mx.complex64), rest
+
+
 def turn_pairs(x: mx.array, rotary: Rotary, real: mx.array, imaginary: mx.array) -> mx.array:
     """Multiply each pair, read as a complex number, by ``real + i imaginary``.
 

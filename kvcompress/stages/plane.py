@@ -71,7 +71,7 @@ class _UniformPlane:
     def scores(self, q: mx.array, packed: mx.array, gain: mx.array) -> mx.array:
         if not self._words.widens(q):
             return self._words.scores(q, packed, *self._affine(gain))
-        products = self._words.products(q * self.quantiser.step, packed)
+        products = self._words.products(q, packed, self.quantiser.step)
         lowest = q.sum(axis=-1, keepdims=True) * self.quantiser.lowest
         return (products + lowest) * gain.swapaxes(-1, -2)
 
@@ -80,7 +80,7 @@ class _UniformPlane:
             return self._words.mix(weights, packed, *self._affine(gain))
         weights = weights * gain.swapaxes(-1, -2)
         lowest = weights.sum(axis=-1, keepdims=True) * self.quantiser.lowest
-        return self._words.sums(weights, packed) * self.quantiser.step + lowest
+        return self._words.sums(weights, packed, self.quantiser.step) + lowest
 
     def _affine(self, gain: mx.array) -> tuple[mx.array, mx.array]:
         return gain * self.quantiser.step, gain * self.quantiser.lowest

@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import Protocol
 
 import mlx.core as mx
-from attrs import frozen
+from attrs import field, frozen
 
 from kvcompress.layers import Positions, Rotary
 from kvcompress.stages.base import Coder, Fields, Transform
-from kvcompress.stages.centre import mean_scores, rotated
+from kvcompress.stages.centre import rotated
 from kvcompress.stages.products import dots
+from kvcompress.stages.waves import Waves
 
 
 @frozen(eq=False)
@@ -31,6 +32,13 @@ class Queries:
     raw: mx.array
     mapped: mx.array
     positions: range
+    _waves: list[Waves] = field(factory=list, init=False, repr=False)
+
+    def waves(self, mean: mx.array, rotary: Rotary) -> Waves:
+        """What they make of a sequence's mean, the same for all its tokens: made once."""
+        if not self._waves:
+            self._waves.append(Waves.of(self.raw, mean, rotary))
+        return self._waves[0]
 
     def part(self, first: int, last: int) -> Queries:
         """The queries of the positions with these places, the last not included."""
@@ -116,7 +124,9 @@ class PostRope:
         scores = coder.scores(queries.mapped, fields)
         if mean is None:
             return scores
-        return scores + mean_scores(queries.raw, mean, rotary, positions)
+        if rotary is None:
+            return scores + queries.raw @ mean.swapaxes(-1, -2)
+        return scores + queries.waves(mean, rotary).at(positions)
 
 
 class Unrotated:

@@ -7,13 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcompress.stages.centre import (
-    fixed_centre,
-    mean_scores,
-    no_centre,
-    rotated,
-    sequence_centre,
-)
+from kvcompress.stages.centre import fixed_centre, no_centre, rotated, sequence_centre
 from tests.stages.rope_cases import DIM, HEADS, ROTATIONS, largest, normal
 
 KINDS = sorted(ROTATIONS)
@@ -69,24 +63,6 @@ def test_keys_bear_the_mean_as_they_bear_their_position(kind: str, start: int, c
         np.testing.assert_allclose(got[:, :, place : place + 1], alone, atol=2e-3)
     scattered = rotated(mean, rotary, list(range(start, start + count)))
     np.testing.assert_allclose(scattered, got, atol=1e-5)
-
-
-@given(
-    st.sampled_from(KINDS),
-    st.integers(0, 131_072) | st.integers(4080, 4110),
-    st.integers(1, 40),
-    st.integers(1, 7),
-    st.integers(0, 99),
-)
-def test_mean_scores_are_those_of_the_rotated_mean(
-    kind: str, start: int, count: int, queries: int, seed: int
-) -> None:
-    rotary = ROTATIONS[kind]
-    q, mean = normal(2, HEADS, queries, DIM, seed=seed), normal(2, HEADS, 1, DIM, seed=seed + 1)
-    got = mean_scores(q, mean, rotary, range(start, start + count))
-    expected = q @ rotated(mean, rotary, range(start, start + count)).swapaxes(-1, -2)
-    assert got.shape == (2, HEADS, queries, count if rotary is not None else 1)
-    assert largest(got - expected) < 1e-4
 
 
 @given(

@@ -60,7 +60,8 @@ def test_byte_planes_hold_every_run_th_code(case: tuple[np.ndarray, int]) -> Non
     even = 8 % bits == 0 and codes.shape[-1] % (8 // bits) == 0
     assert len(planes) == (8 // bits if even else 1)
     for place, plane in enumerate(planes):
-        np.testing.assert_array_equal(np.array(plane), codes[..., place :: len(planes)])
+        own = codes[..., place :: len(planes)] << place * bits
+        np.testing.assert_array_equal(np.array(plane), own)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
