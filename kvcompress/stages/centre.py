@@ -117,8 +117,8 @@ def _anchored(mean: mx.array, rotary: Rotary, anchors: list[int]) -> mx.array:
     """The mean at each anchor, ``(B, H, anchors, D)``."""
     if anchors == [0]:
         return mean
-    turns = mx.stack([turn(rotary, anchor) for anchor in anchors])
-    return turn_pairs(mean, rotary, mx.real(turns), mx.imag(turns))
+    turns = np.stack([turn(rotary, anchor) for anchor in anchors])
+    return turn_pairs(mean, rotary, mx.array(turns.real), mx.array(turns.imag))
 
 
 def _piece(mean: mx.array, rotary: Rotary, anchors: list[int], rests: slice) -> mx.array:

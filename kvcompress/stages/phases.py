@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcompress.layers import Rotary
 from kvcompress.stages.shared import shared_table
@@ -27,6 +28,6 @@ def phases(rotary: Rotary) -> mx.array:
 
 
 @lru_cache(maxsize=1024)
-def turn(rotary: Rotary, position: int) -> mx.array:
-    """``exp(i t)`` of a position's phases, ``(dims / 2,)`` complex64."""
-    return shared_table(np.exp(1j * position * rotary.angles).astype(np.complex64))
+def turn(rotary: Rotary, position: int) -> NDArray[np.complex64]:
+    """``exp(i t)`` of a position's phases, ``(dims / 2,)``."""
+    return np.exp(1j * position * rotary.angles).astype(np.complex64)

@@ -41,7 +41,7 @@ class Waves:
         """``q . R_j mean`` for ``T`` positions in a row: ``(B, H, M, T)`` float32."""
         parts = []
         for start in range(positions.start, positions.stop, PIECE):
-            begun = (self.pairs * turn(self.rotary, start)).view(mx.float32)
+            begun = (self.pairs * mx.array(turn(self.rotary, start))).view(mx.float32)
             parts.append(begun @ phases(self.rotary)[: positions.stop - start].T)
         scores = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
         return scores if self.still is None else scores + self.still
