@@ -220,7 +220,7 @@ def families(name: str) -> str:
         f"Of {len(rows)} families ({versions}) {fates['compressed']} are compressed: {whole} in "
         f"every layer, {fates['compressed'] - whole} in some, whose other layers stay plain. "
         f"{fates['refused']} have no layer to compress and are refused. "
-        f"{fates['fails']} do not run on a CPU.",
+        f"{fates['fails']} do not run here, with mlx-lm's own caches either.",
         "",
         piped(("family", "layers compressed", "rotation of keys", "what stays plain")),
         piped(("---", "---", "---", "---")),

@@ -82,8 +82,7 @@ def unpack(packed: mx.array, bits: int, count: int) -> mx.array:
 def byte_planes(packed: mx.array, bits: int, count: int) -> list[mx.array]:
     """The codes of :func:`pack` by their place in a byte, each where it stands.
 
-    Neither are they brought into their order nor down to the lowest bits, which would cost twice
-    as much again.
+    Bringing them into their order, or down to the lowest bits, would cost more than to mask them.
 
     Args:
         packed: As for :func:`unpack`.
