@@ -132,15 +132,16 @@ def steps(name: str) -> str:
     """The table of ``benchmarks/steps.py``."""
     data = _rows(name)
     context, prompt = f"{data['context']:,}", f"{data['prompt']:,}"
-    head = ("method", f"a token at {context}, ms", "plain, ms", "speed of plain's")
-    more = (f"tokens/s of a prompt of {prompt}", "plain", "speed of plain's")
-    lines = [piped((*head, *more)), piped(("---", *["---:"] * 6))]
+    head = ("method", f"a token at {context}, ms", f"generated at {context}, ms")
+    lines = [piped((*head, f"tokens/s of a prompt of {prompt}")), piped(("---", *["---:"] * 3))]
     for row in data["rows"]:
-        plain, ours = row["decode_ms"]
-        read, reads = row["prefill_tokens_per_second"]
-        cells = f"{ours:.0f}", f"{plain:.0f}", f"{row['decode_speed']:.2f}"
-        prefill = f"{reads:.0f}", f"{read:.0f}", f"{row['prefill_speed']:.2f}"
-        lines.append(piped((f"`{row['method']}`", *cells, *prefill)))
+        cells = []
+        for what in ("decode", "generated"):
+            plain, ours = row[f"{what}_ms"]
+            cells.append(f"{ours:.0f}, plain {plain:.0f} ({row[f'{what}_speed']:.2f})")
+        plain, ours = row["prefill_tokens_per_second"]
+        cells.append(f"{ours:.0f}, plain {plain:.0f} ({row['prefill_speed']:.2f})")
+        lines.append(piped((f"`{row['method']}`", *cells)))
     return "\n".join(lines) + "\n"
 
 

@@ -187,8 +187,8 @@ class KVCodec:
 
     def _mean(self, part: Literal["k.", "v."], constants: Fields) -> mx.array | None:
         pipeline = self.keys if part == "k." else self.values
-        if pipeline.centre.mean is not None:
-            return pipeline.centre.mean[None, :, None, :]
+        if pipeline.centre.row is not None:
+            return pipeline.centre.row
         return constants[part + "mean"] if pipeline.centre.tokens else None
 
     def encode(
@@ -213,12 +213,12 @@ class KVCodec:
         Returns:
             The codes, lazily.
         """
-        if constants is None:
-            constants = self.begin(keys, values, positions)
         if not keys.shape[2]:  # MLX's kernels refuse arrays without entries
             batch = keys.shape[0]
             empty = {f.name: f.allocate(batch, 0) for f in self.schema.fields}
-            return Codes(empty, dict(constants))
+            return Codes(empty, dict(constants or {}))
+        if constants is None:
+            constants = self.begin(keys, values, positions)
         marks: Careful = self.careful_fraction > 0 if careful is None else careful
         coded_keys = self.keys.encode(self._plain_keys(keys, positions, constants), marks)
         mean = self._mean("v.", constants)

@@ -135,10 +135,11 @@ def test_no_tokens_are_coded_to_none() -> None:
     codec = StandIn(warmup=6).bind(LAYER)
     _, k, v = tokens(11)
     constants = codec.begin(k, v, range(11))
-    codes = codec.encode(k[:, :, :0], v[:, :, :0], range(0), constants)
-    assert codes.tokens == 0
-    keys, values = codec.decode(codes, range(0))
-    assert (keys.shape, values.shape) == ((1, 2, 0, 32), (1, 2, 0, 16))
+    for begun in (constants, None):
+        codes = codec.encode(k[:, :, :0], v[:, :, :0], range(0), begun)
+        assert codes.tokens == 0
+        keys, values = codec.decode(codes, range(0))
+        assert (keys.shape, values.shape) == ((1, 2, 0, 32), (1, 2, 0, 16))
 
 
 @pytest.mark.parametrize("part", ["keys", "values"])

@@ -73,7 +73,7 @@ class ExactSegment:
     def split(self, size: int) -> Iterator[Segment]:
         """Slices of at most ``size`` tokens."""
         total = _tokens(self.spans)
-        if total <= size:
+        if 0 < total <= size:
             yield self
             return
         for start in range(0, total, size):
@@ -106,7 +106,7 @@ class CodedSegment:
     def split(self, size: int) -> Iterator[Segment]:
         """Slices of at most ``size`` tokens."""
         total = len(self.positions)
-        if total <= size:
+        if 0 < total <= size:
             yield self
             return
         for start in range(0, total, size):

@@ -8,130 +8,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import cached_property
 from numbers import Integral
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from attrs import frozen
 
-from kvcompress.attention.masks import Mask
+from kvcompress.cache.batch_step import BatchStep, GeometryMask, RowPlace
 from kvcompress.cache.chunk import check_chunk
 from kvcompress.cache.kvcache import CompressedKVCache
 from kvcompress.cache.step import Step
 from kvcompress.cache.view import View, views
 from kvcompress.config.option import shown
 from kvcompress.errors import BatchError, CacheFileError
-
-
-class GeometryMask(mx.array):
-    """A causal mask over the padded rectangle, which says how it came about.
-
-    Attention here works from the geometry and never computes the array.
-    """
-
-    window_size: int | None
-
-
-@frozen
-class _Place:
-    """Where a row's new tokens stand in a padded chunk, and its tokens in the rectangle."""
-
-    skip: int  # padding before them in the chunk
-    take: int  # how many they are
-    start: int  # column of the row's first token
-    stop: int  # column after its last
-
-
-class BatchStep:
-    """What one forward step of a batch attends to, row by row.
-
-    Args:
-        steps: One step a row; ``None`` for a row that holds nothing yet.
-        places: Where each row's tokens stand.
-        length: Tokens of the padded chunk.
-        value_dim: Channels of a value.
-    """
-
-    def __init__(
-        self,
-        steps: Sequence[Step | None],
-        places: Sequence[_Place],
-        length: int,
-        value_dim: int,
-    ) -> None:
-        self._steps = steps
-        self._places = places
-        self._length = length
-        self._value_dim = value_dim
-
-    def attend(
-        self,
-        queries: mx.array,
-        *,
-        scale: float,
-        mask: Mask = None,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
-        """``(B, Hq, L, D)`` to ``(B, Hq, L, Dv)``; zeros where a row has padding."""
-        rows = []
-        for i, (step, place) in enumerate(zip(self._steps, self._places, strict=True)):
-            shape = (1, queries.shape[1], self._length, self._value_dim)
-            if step is None or not place.take:
-                rows.append(mx.zeros(shape, queries.dtype))
-                continue
-            out = step.attend(
-                queries[i : i + 1, :, place.skip : place.skip + place.take],
-                scale=scale,
-                mask=self._row_mask(mask, i, step),
-                sinks=sinks,
-            )
-            after = self._length - place.skip - place.take
-            if place.skip or after:
-                out = mx.pad(out, [(0, 0), (0, 0), (place.skip, after), (0, 0)])
-            rows.append(out)
-        return mx.concatenate(rows, axis=0)
-
-    def _row_mask(self, mask: Mask, row: int, step: Step) -> Mask:
-        place = self._places[row]
-        if isinstance(mask, GeometryMask):
-            if mask.window_size is not None:
-                return _window_mask(step.tokens, place.take, mask.window_size)
-            return "causal" if place.take > 1 else None
-        if not isinstance(mask, mx.array):
-            return mask
-        own = mask if mask.ndim < 4 or mask.shape[0] == 1 else mask[row : row + 1]
-        own = own[..., place.start : place.stop]
-        if own.ndim > 1 and own.shape[-2] == self._length:
-            own = own[..., place.skip : place.skip + place.take, :]
-        return own
-
-    @cached_property
-    def dense(self) -> tuple[mx.array, mx.array]:
-        """All rows as one padded rectangle, ``(B, Hkv, W, D)`` and ``(B, Hkv, W, Dv)``."""
-        width = max(place.stop for place in self._places)
-        pairs = [
-            tuple(_padded(x, place, width) for x in step.dense)
-            for step, place in zip(self._steps, self._places, strict=True)
-            if step is not None
-        ]
-        if len(pairs) < len(self._steps):
-            raise BatchError("a batch whose rows are partly empty has no dense view")
-        return (
-            mx.concatenate([keys for keys, _ in pairs], axis=0),
-            mx.concatenate([values for _, values in pairs], axis=0),
-        )
-
-
-def _padded(x: mx.array, place: _Place, width: int) -> mx.array:
-    return mx.pad(x, [(0, 0), (0, 0), (place.start, width - place.stop), (0, 0)])
-
-
-def _window_mask(tokens: int, queries: int, window: int) -> mx.array:
-    places = mx.arange(tokens - queries, tokens)[:, None]
-    others = mx.arange(tokens)[None]
-    return (places >= others) & (places < others + window)
 
 
 class CompressedBatchCache:
@@ -187,24 +76,31 @@ class CompressedBatchCache:
         Raises:
             BatchError: There is not one count a row, one is negative, or they come too late.
         """
-        for given in (left_padding, lengths, right_padding):
-            self._check_counts(given)
+        left_padding, lengths, right_padding = map(
+            self._counts, (left_padding, lengths, right_padding)
+        )
         if left_padding is not None:
             if not self.empty():
                 raise BatchError("left padding can only be announced to an empty batch")
             self._before = [b + p for b, p in zip(self._before, left_padding, strict=True)]
-        if right_padding is not None and max(right_padding) > 0:
+        if right_padding is not None and any(right_padding):
             if lengths is None:
                 raise BatchError("right padding needs the rows' lengths")
-            self._left = list(lengths)
+            self._left = lengths
 
-    def _check_counts(self, counts: Sequence[int] | None) -> None:
-        rows = len(self.rows)
-        if counts is not None and (len(counts) != rows or min(counts, default=0) < 0):
+    def _counts(self, given: Any) -> list[int] | None:
+        """One number a row, from a list or an array of them."""
+        if given is None:
+            return None
+        numbers = given.tolist() if hasattr(given, "tolist") else given
+        listed = list(numbers) if isinstance(numbers, Sequence) else []
+        whole = all(isinstance(n, Integral) and not isinstance(n, bool) for n in listed)
+        if not whole or len(listed) != len(self.rows) or min(listed, default=0) < 0:
             raise BatchError(
-                f"padding and lengths must be {rows} numbers of at least 0, one a row "
-                f"(got {shown(counts)})"
+                f"padding and lengths must be {len(self.rows)} integers of at least 0, one a row "
+                f"(got {shown(given)})"
             )
+        return listed
 
     def finalize(self) -> None:
         """End right padding; nothing was stored for it."""
@@ -224,7 +120,7 @@ class CompressedBatchCache:
             raise BatchError(f"the batch has {len(self.rows)} rows (got {keys.shape[0]})")
         length, width = keys.shape[2], self.size()
         steps: list[Step | None] = []
-        places: list[_Place] = []
+        places: list[RowPlace] = []
         for i, row in enumerate(self.rows):
             skip = min(self._before[i], length)
             take = length - skip if self._left is None else min(length - skip, self._left[i])
@@ -237,8 +133,8 @@ class CompressedBatchCache:
                 steps.append(row.advance(keys[part], values[part]))
             else:
                 steps.append(None if row.empty() else row.now())
-            places.append(_Place(skip, take, start, start + row.offset))
-        step = BatchStep(steps, places, length, self.rows[0].layer.value_dim)
+            places.append(RowPlace(skip, take, start, start + row.offset))
+        step = BatchStep(steps, places, length, self.rows[0].layer)
         self._step = step if self.rows[0].shared else None
         return views(*step.dense, step)
 
@@ -269,24 +165,32 @@ class CompressedBatchCache:
         return mask
 
     def filter(self, batch_indices: Any) -> None:
-        """Keep these rows, in this order.
+        """Keep these rows, in this order; one that is named again goes on as a copy.
 
         Raises:
             BatchError: There is no such row.
         """
         keep = [self._place_of(index) for index in np.asarray(batch_indices).reshape(-1).tolist()]
-        self.rows = [self.rows[i] for i in keep]
+        self._step = None
+        self.rows = _distinct([], [self.rows[i] for i in keep])
         self._before = [self._before[i] for i in keep]
         self._left = None if self._left is None else [self._left[i] for i in keep]
 
     def extend(self, other: CompressedBatchCache) -> None:
-        """Add the rows of another batch."""
+        """Add the rows of another batch, which are no longer its own.
+
+        Raises:
+            BatchError: They do not fit, or one of the two is amid right padding.
+        """
         if not isinstance(other, CompressedBatchCache):
             raise BatchError(f"a compressed batch cannot take in a {type(other).__name__}")
         for row in other.rows:
             _check_row(self.rows[0] if self.rows else row, row)
-        self.rows += other.rows
-        self._before += other._before
+        if self._left is not None or other._left is not None:
+            raise BatchError("right padding must be finalized before rows are added")
+        self._step = None
+        self.rows = _distinct(self.rows, other.rows)
+        self._before = self._before + other._before
 
     def extract(self, idx: int) -> CompressedKVCache:
         """A snapshot of one row, as if it had run alone, without room for tokens to come.
@@ -322,6 +226,7 @@ class CompressedBatchCache:
 
     def trim(self, n: int) -> int:
         """Forget the last ``n`` tokens of every row; returns how many the longest lost."""
+        self._step = None
         return max((row.trim(n) for row in self.rows), default=0)
 
     @property
@@ -342,7 +247,7 @@ class CompressedBatchCache:
         read = copy.deepcopy(self.rows)  # a row that is refused must not leave others changed
         for row, part in zip(read, state, strict=True):
             row.state = part
-        self.rows = read
+        self.rows, self._before, self._left, self._step = read, [0] * len(read), None, None
 
     @classmethod
     def from_state(cls, state: tuple[Any, ...]) -> CompressedBatchCache:
@@ -358,6 +263,16 @@ def _rows_of(state: object) -> tuple[Any, ...]:
     if not isinstance(state, tuple | list):
         raise CacheFileError(f"the state must be one of a batch (got a {type(state).__name__})")
     return tuple(state)
+
+
+def _distinct(
+    rows: list[CompressedKVCache], more: Sequence[CompressedKVCache]
+) -> list[CompressedKVCache]:
+    """Rows and more of them, with a copy in the place of one that is there already."""
+    out = list(rows)
+    for row in more:
+        out.append(copy.deepcopy(row) if any(row is other for other in out) else row)
+    return out
 
 
 def _check_row(first: CompressedKVCache, row: CompressedKVCache) -> None:

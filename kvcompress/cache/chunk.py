@@ -49,6 +49,8 @@ def check_chunk(name: str, layer: LayerSpec, batch: int, keys: mx.array, values:
             f"{where}: keys and values must have the same tokens "
             f"(got {tuple(keys.shape)} and {tuple(values.shape)})"
         )
+    if not keys.shape[0]:
+        raise ConfigError(f"{where}: there must be at least one sequence (got 0)")
     if batch not in (0, keys.shape[0]):
         raise ConfigError(f"{where}: the batch size must stay {batch} (got {keys.shape[0]})")
 
@@ -63,6 +65,8 @@ def check_count(name: str, count: object) -> int:
         number = int(operator.index(count))  # type: ignore[arg-type]
     except TypeError as error:
         raise ConfigError(_COUNT.format(name, shown(count))) from error
+    if isinstance(count, bool):
+        raise ConfigError(_COUNT.format(name, count))
     if number < 0:
         raise ConfigError(_COUNT.format(name, number))
     return number

@@ -9,6 +9,7 @@ alone.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import mlx.core as mx
@@ -44,6 +45,13 @@ class Drafts:
     def length(self) -> int:
         """Tokens."""
         return int(self.keys.shape[2])
+
+    def arrays(self) -> Iterator[mx.array]:
+        """Every array held."""
+        parts: list[object] = [self.keys, self.values]
+        if self.asked is not None:
+            parts += [self.asked.queries, self.asked.mask, self.asked.sinks]
+        yield from (part for part in parts if isinstance(part, mx.array))
 
     def without_last(self, count: int) -> Drafts | None:
         """What is left when ``count`` tokens are taken back; ``None`` if nothing is."""

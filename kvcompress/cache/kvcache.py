@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +120,7 @@ class CompressedKVCache:
     def advance(self, keys: mx.array, values: mx.array) -> Step:
         """Add a chunk; what its queries attend to."""
         check_chunk(self.method.name, self.layer, self.batch, keys, values)
+        self.complete()
         short = 1 < keys.shape[2] <= LONGEST
         step = self._hold(Drafts(keys, values)) if short else self.append(keys, values)
         self._step = step if self.shared else None
@@ -187,6 +188,17 @@ class CompressedKVCache:
             how = Coding(self.codec, self.method.sinks, self._block, self._steady)
             self.constants = how.code(self.exact, self.store, self.constants, *due)
 
+    def come_to_rest(self) -> None:
+        """Complete, and compute what that makes: another thread may have looked, or go on."""
+        if self._drafts is not None or self._due is not None:
+            self.complete()
+            mx.eval(*self._held())
+
+    def _held(self) -> Iterator[mx.array]:
+        yield from self.exact.arrays()
+        yield from self.store.arrays()
+        yield from self.constants.values()
+
     def _coded_part(self) -> Coded:
         """The coded tokens, for a step.
 
@@ -219,7 +231,6 @@ class CompressedKVCache:
 
         Within a step of a shared cache, what its own layer attends to.
         """
-        self.complete()
         step = self._step or self.now()
         return views(*step.dense, step)
 
@@ -227,7 +238,7 @@ class CompressedKVCache:
         """What a next step would attend to."""
         if self.empty():
             raise ConfigError(f"{self.method.name}: layer {self.layer.index}: the cache is empty")
-        self.complete()
+        self.come_to_rest()
         return Step(self._coded_now(Promise()), *self._rows(), self._budget)
 
     def _rows(self) -> tuple[mx.array, mx.array]:
@@ -280,6 +291,8 @@ class CompressedKVCache:
             self._drafts = drafts.without_last(n)
             taken = min(n, drafts.length)
             self.offset -= taken
+            if self._drafts is not None:
+                mx.eval(*self._drafts.arrays())
             return taken + self.trim(n - taken) if n > taken else taken
         self.complete()
         self._step = self._ticket = self._promise = None
@@ -293,6 +306,7 @@ class CompressedKVCache:
                 self.constants = {}
         self.exact.forget(n - recent - coded)
         self.offset -= n
+        mx.eval(*self._held())
         return n
 
     def compact(self) -> None:
@@ -300,15 +314,14 @@ class CompressedKVCache:
 
         It is made anew when the sequence goes on.
         """
+        self.come_to_rest()
         self._promise = None
         self.exact, self.store = self.exact.without_room(), self.store.without_room()
         mx.eval(*self.exact.arrays(), *self.store.arrays())
 
-    def _arrays(self) -> Any:
-        self.complete()
-        yield from self.exact.arrays()
-        yield from self.store.arrays()
-        yield from self.constants.values()
+    def _arrays(self) -> Iterator[mx.array]:
+        self.come_to_rest()
+        return self._held()
 
     @property
     def tokens_coded(self) -> int:
@@ -326,13 +339,15 @@ class CompressedKVCache:
     @property
     def batch(self) -> int:
         """Rows held, ``B``; 0 before the first chunk."""
-        first = next(self._arrays(), None)
+        if self._drafts is not None:
+            return int(self._drafts.keys.shape[0])
+        first = self._due[0] if self._due is not None else next(self._held(), None)
         return 0 if first is None else int(first.shape[0])
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes of the room that is held for tokens to come."""
-        self.complete()
+        self.come_to_rest()
         held = [(a, self.exact.used) for a in self.exact.arrays()]
         held += [(a, self.store.used) for a in self.store.tail.values()]
         return sum(int(a.nbytes) // a.shape[2] * (a.shape[2] - used) for a, used in held if a.size)
@@ -382,7 +397,7 @@ class CompressedKVCache:
             self.method, self.layer, self.codec, self.lease, self.shared, self._budget
         )
         if self._drafts is None:
-            self.complete()
+            self.come_to_rest()
         new._drafts = self._drafts
         new.offset = self.offset
         new.exact = self.exact.copy()

@@ -43,8 +43,11 @@ def misfit_of(
         runs: Runs of codes: full ones, then the one being filled.
         tail: Tokens of the run being filled; 0 where there is none.
     """
-    if not {*constants} <= {field.name for field in schema.constants}:
+    known = {field.name for field in schema.constants}
+    if not {*constants} <= known:
         return f"constants are foreign ({', '.join(map(str, constants))})"
+    if runs and {*constants} != known:
+        return f"constants are missing ({', '.join(sorted(known - {*constants}))})"
     batches = set()
     for place in _places(layer, schema, exact, constants, runs, tail):
         wrong = _wrong(place)

@@ -45,7 +45,7 @@ def _key(identity: dict[str, Any]) -> str:
 
 def pack_state(cache: CompressedKVCache) -> State:
     """Header and arrays of a cache, as they are held."""
-    cache.complete()
+    cache.come_to_rest()
     identity = _identity(cache)
     key = _key(identity)
     _methods[key], _codecs[key] = cache.method, cache.codec
@@ -54,7 +54,7 @@ def pack_state(cache: CompressedKVCache) -> State:
 
 def compact_state(cache: CompressedKVCache) -> State:
     """The same without room to grow, for a file."""
-    cache.complete()
+    cache.come_to_rest()
     return _packed(_identity(cache), cache, cache.exact.without_room(), cache.store.without_room())
 
 

@@ -103,8 +103,8 @@ class Step:
                 self._values,
                 scale=scale,
                 mask=as_mlx_takes_it(mask, queries.dtype),
-                sinks=sinks,
-            )
+                sinks=None if sinks is None else sinks.astype(queries.dtype),
+            ).astype(queries.dtype)
         else:
             out = attend(
                 queries,
@@ -147,7 +147,7 @@ class Step:
     ) -> mx.array:
         """The share of softmax weight that :meth:`attend` does not read, ``(B, Hq, L)``."""
         check_queries(self._codec.layer, self._keys.shape[0], queries, sinks)
-        if not self.coded:
+        if not self.coded or not queries.shape[2]:
             return mx.zeros(queries.shape[:3])
         return unread_share(
             queries,

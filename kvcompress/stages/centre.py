@@ -13,6 +13,8 @@ import mlx.core as mx
 import numpy as np
 from attrs import field, frozen
 
+from kvcompress.config.option import shown
+from kvcompress.errors import ConfigError
 from kvcompress.layers import Positions, Rotary
 from kvcompress.stages.pairs import turn_pairs
 from kvcompress.stages.phases import PIECE, phases, turn
@@ -26,10 +28,23 @@ class Centre:
     Attributes:
         tokens: How many first coded tokens the mean is taken from; 0 where it is not.
         mean: ``(H, D)`` float32 of a calibration; ``None`` where there is none.
+        row: The same as ``(1, H, 1, D)``, one object whoever asks.
     """
 
     tokens: int = 0
     mean: mx.array | None = field(default=None)
+    row: mx.array | None = field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        if self.tokens < 0:
+            raise ConfigError(f"Centre: tokens must be at least 0 (got {self.tokens})")
+        if self.mean is not None:
+            if self.mean.ndim != 2 or not mx.isfinite(self.mean).all().item():
+                raise ConfigError(
+                    f"Centre: mean must be finite, of shape (H, D) (got {shown(self.mean)})"
+                )
+            object.__setattr__(self, "row", self.mean[None, :, None, :])
+            mx.eval(self.row)
 
     @property
     def active(self) -> bool:
@@ -60,13 +75,22 @@ def no_centre() -> Centre:
 
 
 def sequence_centre(tokens: int = 64) -> Centre:
-    """The mean of the sequence's own first coded tokens."""
+    """The mean of the sequence's own first coded tokens.
+
+    Raises:
+        ConfigError: The number of tokens is negative.
+    """
     return Centre(tokens=tokens)
 
 
 def fixed_centre(mean: np.ndarray | mx.array) -> Centre:
-    """A calibrated mean ``(H, D)``, in the unrotated frame for keys."""
-    return Centre(mean=shared_table(np.asarray(mean, dtype=np.float32)))
+    """A calibrated mean ``(H, D)``, in the unrotated frame for keys.
+
+    Raises:
+        ConfigError: It has another number of axes, or numbers that are not finite.
+    """
+    whole = mean.astype(mx.float32) if isinstance(mean, mx.array) else mean
+    return Centre(mean=shared_table(np.asarray(whole, dtype=np.float32)))
 
 
 def rotated(mean: mx.array, rotary: Rotary | None, positions: Positions) -> mx.array:

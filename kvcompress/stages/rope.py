@@ -32,13 +32,16 @@ class Queries:
     raw: mx.array
     mapped: mx.array
     positions: range
-    _waves: list[Waves] = field(factory=list, init=False, repr=False)
+    _waves: list[tuple[mx.array, Waves]] = field(factory=list, init=False, repr=False)
 
     def waves(self, mean: mx.array, rotary: Rotary) -> Waves:
         """What they make of a sequence's mean, the same for all its tokens: made once."""
-        if not self._waves:
-            self._waves.append(Waves.of(self.raw, mean, rotary))
-        return self._waves[0]
+        for known, waves in self._waves:
+            if known is mean:
+                return waves
+        waves = Waves.of(self.raw, mean, rotary)
+        self._waves.append((mean, waves))
+        return waves
 
     def part(self, first: int, last: int) -> Queries:
         """The queries of the positions with these places, the last not included."""

@@ -100,11 +100,13 @@ class WindowedRope(Unrotated):
         parts: list[_Part] = []
         spans = _spans(bands, places, positions)
         for place, ((start, stop), (begin, end)) in enumerate(zip(bands, spans, strict=True)):
+            if begin >= end:
+                continue
             scores = coder.scores(q[:, :, place], _cut(fields, begin, end))
             if of_mean is not None:
                 scores = scores + of_mean[:, :, place]
             parts.append(_Part(start, stop, begin, end, scores))
-        return _joined(parts, places, positions)
+        return _joined(parts, places, positions, queries.raw.shape[:3])
 
     def _turned(self, q: mx.array, rotary: Rotary | None, bands: tuple[Band, ...]) -> mx.array:
         """The queries ``(B, H, M, D)`` as each band meets them, ``(B, H, n, M, D)``."""
@@ -203,18 +205,31 @@ class _Part:
         return (distance >= self.start) & (distance < self.stop)
 
 
-def _joined(parts: list[_Part], places: range, positions: range) -> mx.array:
-    """Scores of all tokens: from the only band that holds a token, or from each query's own."""
-    if len(parts) == 1:
-        return parts[0].scores
+def _joined(parts: list[_Part], places: range, positions: range, rows: tuple[int, ...]) -> mx.array:
+    """Scores of all tokens: from the only band that holds a token, or from each query's own.
+
+    Tokens after the last query, which no band holds and a mask hides, score zero.
+
+    Args:
+        parts: The bands that hold tokens.
+        places: Positions of the queries.
+        positions: The ``T`` positions of the tokens.
+        rows: ``(B, H, M)``.
+
+    Returns:
+        ``(B, H, M, T)``.
+    """
     cuts = sorted({0, len(positions), *(p.begin for p in parts), *(p.end for p in parts)})
     out = []
     for first, last in pairwise(cuts):
         here = [part for part in parts if part.begin <= first and last <= part.end]
+        if not here:
+            out.append(mx.zeros((*rows, last - first)))
+            continue
         scores = here[0].over(first, last)
         for part in here[1:]:
             holds = part.holds(places, positions[first:last])
-            rows = scores.shape[2] // len(places)
-            scores = mx.where(mx.tile(holds, (rows, 1)), part.over(first, last), scores)
+            group = rows[2] // len(places)
+            scores = mx.where(mx.tile(holds, (group, 1)), part.over(first, last), scores)
         out.append(scores)
-    return mx.concatenate(out, axis=-1)
+    return out[0] if len(out) == 1 else mx.concatenate(out, axis=-1)

@@ -92,3 +92,13 @@ def test_transient_memory_does_not_grow_with_the_number_of_tokens() -> None:
         return mx.get_peak_memory() - before
 
     assert peak(16_000) < 1.5 * peak(4_000)
+
+
+def test_segments_without_tokens_add_nothing() -> None:
+    q, _, _, codec, constants, segments = build(StandIn(), 70, 4, 40, 2)
+    none = ExactSegment(mx.zeros((1, LAYER.kv_heads, 0, 32)), mx.zeros((1, 2, 0, 32)), ())
+    q = q[:, :, -1:]
+    expected = attend(q, segments, codec, constants, scale=SCALE)
+    out = attend(q, [none, *segments], codec, constants, scale=SCALE)
+    assert largest(out - expected) == 0
+    assert largest(attend(q, [none], codec, constants, scale=SCALE)) == 0

@@ -169,9 +169,9 @@ def test_rows_that_there_are_not_are_named() -> None:
 @pytest.mark.parametrize("counts", [[1], [1, 2, 3], [-1, 0]])
 def test_padding_that_is_not_one_count_a_row_is_refused(counts: list[int]) -> None:
     batch = CompressedBatchCache([history(0, i) for i in range(2)])
-    with pytest.raises(BatchError, match="must be 2 numbers of at least 0, one a row"):
+    with pytest.raises(BatchError, match="must be 2 integers of at least 0, one a row"):
         batch.prepare(left_padding=counts)
-    with pytest.raises(BatchError, match="must be 2 numbers of at least 0, one a row"):
+    with pytest.raises(BatchError, match="must be 2 integers of at least 0, one a row"):
         batch.prepare(lengths=counts, right_padding=[1, 0])
 
 
@@ -200,3 +200,90 @@ def test_an_extracted_row_lets_go_of_what_the_batch_holds() -> None:
     size = row.nbytes
     del row
     assert before - mx.get_active_memory() >= size
+
+
+def test_a_row_that_is_named_twice_goes_on_as_two() -> None:
+    _, k, v = tokens(60)
+    q, new, more = tokens(3, seed=5, batch=2)
+    batch = CompressedBatchCache([history(50, 1), history(20, 2)])
+    batch.filter([0, 0])
+    both = history(50, 1)
+    keys, _ = batch.update_and_fetch(new, more)
+    out = keys.step.attend(q, scale=SCALE, mask=batch.make_mask(3))
+    own, _ = both.update_and_fetch(new[1:], more[1:])
+    assert batch.offset.tolist() == [53, 53]
+    assert largest(out[1:] - own.step.attend(q[1:], scale=SCALE, mask="causal")) < 1e-5
+    batch.extend(batch)
+    assert len({id(row) for row in batch.rows}) == 4
+
+
+@pytest.mark.parametrize(
+    ("queries", "mask", "message"),
+    [
+        ((3, 6, 3, 32), None, r"shape \(2, n \* 2, L, 32\)"),
+        ((1, 6, 3, 32), None, r"shape \(2, n \* 2, L, 32\)"),
+        ((2, 3, 32), None, r"shape \(2, n \* 2, L, 32\)"),
+        ((2, 6, 5, 32), None, "those of its chunk of 3"),
+        ((2, 6, 2, 32), None, "those of its chunk of 3"),
+        ((2, 6, 3, 32), (3, 200), r"mask must end in \(3, 53\)"),
+        ((2, 6, 3, 32), (3, 3, 53), r"mask must end in \(3, 53\)"),
+        ((2, 6, 3, 32), (), r"mask must end in \(3, 53\)"),
+    ],
+)
+def test_what_does_not_fit_the_rectangle_is_refused(
+    queries: tuple[int, ...], mask: tuple[int, ...] | None, message: str
+) -> None:
+    batch = CompressedBatchCache([history(50, 1), history(20, 2)])
+    _, new, more = tokens(3, seed=5, batch=2)
+    keys, _ = batch.update_and_fetch(new, more)
+    given_mask = None if mask is None else mx.zeros(mask)
+    with pytest.raises(ConfigError, match=message):
+        keys.step.attend(mx.zeros(queries), scale=SCALE, mask=given_mask)
+
+
+@pytest.mark.parametrize("counts", [5, "ab", [1.5, 2], [True, 1], [1], [1, -1], ["a", "b"]])
+@pytest.mark.parametrize("name", ["left_padding", "lengths", "right_padding"])
+def test_counts_that_cannot_be_are_refused(name: str, counts: object) -> None:
+    batch = CompressedBatchCache([history(0, 1), history(0, 2)])
+    with pytest.raises(BatchError, match="2 integers of at least 0, one a row"):
+        batch.prepare(**{name: counts})
+
+
+def test_counts_may_be_arrays_and_an_emptied_batch_has_none() -> None:
+    batch = CompressedBatchCache([history(0, 1), history(0, 2)])
+    batch.prepare(left_padding=mx.array([2, 0]))
+    assert batch.offset.tolist() == [-2, 0]
+    batch.filter([])
+    batch.prepare(right_padding=[], lengths=[])
+
+
+def test_rows_are_not_added_amid_right_padding() -> None:
+    batch, other = (CompressedBatchCache([history(9, i), history(20, 2)]) for i in range(2))
+    batch.prepare(lengths=[3, 1], right_padding=[0, 2])
+    with pytest.raises(BatchError, match="finalized"):
+        batch.extend(other)
+    with pytest.raises(BatchError, match="finalized"):
+        other.extend(batch)
+    batch.finalize()
+    batch.extend(other)
+    assert len(batch.rows) == 4
+
+
+@pytest.mark.parametrize("end", ["filter", "trim", "extend", "state"])
+def test_a_shared_step_ends_with_what_changes_the_batch(end: str) -> None:
+    rows = [history(50, 1), history(20, 2)]
+    for row in rows:
+        row.shared = True
+    batch = CompressedBatchCache(rows)
+    batch.update_and_fetch(*tokens(3, seed=5, batch=2)[1:])
+    assert batch.keys_and_values()[0].shape[2] == 53
+    if end == "filter":
+        batch.filter([1])
+    elif end == "trim":
+        batch.trim(2)
+    elif end == "extend":
+        batch.extend(CompressedBatchCache([history(7, 3)]))
+    else:
+        batch.state = tuple(row.state for row in batch.rows)
+    with pytest.raises(BatchError, match="within a step"):
+        batch.keys_and_values()

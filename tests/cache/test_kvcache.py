@@ -297,3 +297,33 @@ def test_prefill_does_not_keep_full_size_rows() -> None:
 
 def feed_at(held: CompressedKVCache, k: mx.array, v: mx.array) -> Any:
     return held.update_and_fetch(k, v)
+
+
+def test_drafts_leave_no_trace_where_other_layers_read_the_cache() -> None:
+    _, k, v = tokens(60)
+    method = StandIn(window=16)
+    shared, alone = (
+        CompressedKVCache(method, LAYER, method.bind(LAYER), shared=each) for each in (True, False)
+    )
+    for held in (shared, alone):
+        held.update_and_fetch(k[:, :, :46], v[:, :, :46])
+        held.update_and_fetch(k[:, :, 46:52], v[:, :, 46:52])
+    shared.keys_and_values()
+    for held in (shared, alone):
+        held.trim(6)
+    assert shared.tokens_coded == alone.tokens_coded
+    assert mx.array_equal(shared.keys_and_values()[0], alone.keys_and_values()[0])
+
+
+def test_no_sequences_are_refused() -> None:
+    none = [mx.zeros((0, *x.shape[1:])) for x in tokens(5)[1:]]
+    with pytest.raises(ConfigError, match="at least one sequence"):
+        cache().update_and_fetch(*none)
+
+
+def test_a_truth_value_is_no_number_of_tokens() -> None:
+    held = cache()
+    feed(held, *tokens(9)[1:], [9])
+    with pytest.raises(ConfigError, match=r"an integer from 0 \(got True\)"):
+        held.trim(True)
+    assert held.offset == 9

@@ -101,3 +101,12 @@ def test_a_layer_that_cannot_be_is_refused(layer: dict[str, Any]) -> None:
     header["identity"]["layer"] = layer
     with pytest.raises(CacheFileError, match="a layer that cannot be"):
         restore((json.dumps(header), *state[1:]))
+
+
+def test_codes_without_their_constants_are_refused() -> None:
+    header, keys, values, *rest = held().state
+    names = json.loads(header)["counts"]["constants"]
+    assert names
+    bare = changed((header, keys, values, *rest[len(names) :]), constants=[])
+    with pytest.raises(CacheFileError, match="constants are missing"):
+        held().state = bare

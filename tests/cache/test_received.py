@@ -467,3 +467,16 @@ def test_steps_leave_no_graph_behind() -> None:
             mx.synchronize()
             used.append(mx.get_active_memory() - held.nbytes)
     assert used[1] - used[0] < 20_000
+
+
+def test_letting_go_of_room_within_a_step_codes_as_the_next_look_would() -> None:
+    _, k, v = tokens(100)
+    compacted, looked = (cache(window=16, steps=2.0, **HALF) for _ in range(2))
+    for held in (compacted, looked):
+        held.update_and_fetch(k, v)
+    compacted.compact()
+    assert looked.nbytes
+    assert compacted.exact.received is not None
+    assert compacted.tokens_retrieved == looked.tokens_retrieved
+    for ours, theirs in zip(compacted.store.blocks(), looked.store.blocks(), strict=True):
+        assert all(mx.array_equal(ours[0][name], theirs[0][name]) for name in ours[0])

@@ -75,3 +75,25 @@ def test_no_queries_get_no_answers(window: int) -> None:
     attends, q = step("float32", window)
     out = attends.attend(q[:, :, :0], scale=0.2)
     assert out.shape == (1, 4, 0, 32)
+
+
+@pytest.mark.parametrize("window", [128, 16])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("made", [mx.float16, mx.bfloat16, mx.float32])
+def test_learnt_logits_and_queries_of_every_float_type_are_taken(
+    dtype: str, made: mx.Dtype, window: int
+) -> None:
+    attends, q = step(dtype, window)
+    for queries in (q, q.astype(made)):
+        out = attends.attend(queries, scale=0.2, mask="causal", sinks=mx.ones(4, dtype=made))
+        expected = attends.attend(q, scale=0.2, mask="causal", sinks=mx.ones(4, dtype=q.dtype))
+        assert out.dtype == queries.dtype
+        np.testing.assert_allclose(
+            np.array(out.astype(mx.float32)), np.array(expected.astype(mx.float32)), atol=2e-2
+        )
+
+
+@pytest.mark.parametrize("window", [128, 16])
+def test_of_no_queries_nothing_is_left_unread(window: int) -> None:
+    attends, q = step("float32", window)
+    assert attends.unread_share(q[:, :, :0], scale=0.2).shape == (1, 4, 0)

@@ -4,9 +4,11 @@ import copy
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcompress.errors import ConfigError
 from kvcompress.stages.centre import fixed_centre, no_centre, rotated, sequence_centre
 from tests.stages.rope_cases import DIM, HEADS, ROTATIONS, largest, normal
 
@@ -83,3 +85,15 @@ def test_a_mean_is_the_same_however_its_tokens_are_cut(
     # MLX computes angles in float32: at 131,072 an angle is off by up to 8e-3 wherever it is used.
     with_mlx = rotary.rotate(mx.broadcast_to(mean, whole.shape), range(start, start + count))
     assert largest(whole - with_mlx) < 0.03 * largest(mean)
+
+
+def test_a_mean_of_any_float_type_is_taken_and_one_that_is_not_finite_refused() -> None:
+    assert fixed_centre(mx.ones((2, 6), mx.bfloat16)).mean is not None
+    row = fixed_centre(np.ones((2, 6))).row
+    assert row is not None
+    assert row.shape == (1, 2, 1, 6)
+    for wrong in (np.full((2, 6), np.nan), np.ones(6)):
+        with pytest.raises(ConfigError, match=r"mean must be finite, of shape \(H, D\)"):
+            fixed_centre(wrong)
+    with pytest.raises(ConfigError, match="tokens must be at least 0"):
+        sequence_centre(-5)

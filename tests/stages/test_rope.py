@@ -124,3 +124,18 @@ def test_scores_depend_on_distance_alone(policy: str, kind: str) -> None:
             )
         )
     assert largest(got[0] - got[1]) < 1e-2
+
+
+def test_queries_meet_the_mean_of_whatever_they_are_asked_of() -> None:
+    rope, rotary, coder = PostRope(), ROTATIONS["plain"], Plain()
+    positions, places = range(20), range(20, 21)
+    keys = rotated(normal(1, HEADS, 20, DIM), rotary, positions)
+    raw = rotated(normal(1, HEADS, 2, DIM, seed=2), rotary, places)
+    queries = rope.queries(raw, Identity(DIM), rotary, places)
+    for seed in (1, 7, 1):
+        mean = normal(1, HEADS, 1, DIM, seed=seed)
+        fields = coder.encode(rope.to_code(keys, mean, rotary, positions))
+        scores = rope.scores(
+            queries, fields, mean, positions, coder=coder, transform=Identity(DIM), rotary=rotary
+        )
+        assert largest(scores - raw @ keys.swapaxes(-1, -2)) < 1e-3

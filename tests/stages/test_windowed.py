@@ -268,3 +268,26 @@ def test_queries_are_turned_back_once() -> None:
     ready = WindowedRope().queries(raw, Identity(DIM), rotary, range(70, 73))
     assert ready.raw is raw
     np.testing.assert_allclose(ready.mapped, plain, atol=2e-6)
+
+
+@pytest.mark.parametrize("count", [64, 65, 100, 129, 200])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_after_a_query_do_not_matter_to_it(kind: str, count: int) -> None:
+    rope, rotary = WindowedRope(16, 1.5), ROTATIONS[kind]
+    positions, places = range(3, 203), range(203 - count, 203)
+    plain_keys, plain_q = normal(1, HEADS, 200, DIM), normal(1, HEADS, count, DIM, seed=2)
+    got, _ = scored(rope, rotary, plain_keys, plain_q, positions, places)
+    assert got.shape == (1, HEADS, count, 200)
+    assert mx.isfinite(got).all().item()
+    for row in (0, count // 2, count - 1):
+        place = places[row]
+        seen = place - positions.start + 1
+        own, _ = scored(
+            rope,
+            rotary,
+            plain_keys[:, :, :seen],
+            plain_q[:, :, row : row + 1],
+            range(positions.start, place + 1),
+            range(place, place + 1),
+        )
+        assert largest(got[:, :, row : row + 1, :seen] - own) < 1e-4
