@@ -33,7 +33,7 @@ PRESETS: Final = {
     2.0: {"keys": Code(4, 8), "values": Code(4, 8)},
 }
 
-TOKENS: Final = 4096  # that codebooks are fitted to at most
+TOKENS: Final = 4096  # that codebooks of several sub-spaces are fitted to at most
 POINTS: Final = 24576  # sub-vectors that a codebook is fitted to at most
 
 
@@ -104,7 +104,8 @@ class VecInfer(Method):
         tables: dict[str, Any] = {}
         if self.smooth:
             tables["scale"] = channel_scale(samples.post_keys())
-        few = samples.thinned(TOKENS)
+        # A token gives a sub-space's codebook one vector, and the others eight or more.
+        few = samples.thinned(POINTS if self.codebooks == "sub-space" else TOKENS)
         keys = mx.array(few.post_keys()).swapaxes(0, 1)[None]
         coded = {
             "keys": np.array(self._transform(layer, tables).forward(keys))[0],

@@ -15,6 +15,7 @@ import kvcompress as kv
 from kvcompress.calibrate.fitting import fit_layers
 from kvcompress.cli.options import parse_method
 from kvcompress.codec import KVCodec
+from kvcompress.fit.product import ProductBooks
 from kvcompress.layers import LayerSpec, Rotary
 from kvcompress.stages.product_vq import ProductVQ
 from kvcompress.testing.calibration import synthetic_calibration, synthetic_samples
@@ -329,3 +330,26 @@ def test_listing_imports_no_mlx() -> None:
         "import sys, kvcompress_vecinfer; assert not {'mlx', 'mlx_lm', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(("codebooks", "seen"), [("sub-space", 5000), ("head", 4096)])
+def test_a_codebook_of_one_sub_space_sees_more_tokens(
+    codebooks: str, seen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def fit(vectors: np.ndarray, size: int, entries: int, **_: Any) -> Any:
+        sizes.append(vectors.shape[1])
+        return ProductBooks(np.zeros((1, 1, entries, size), np.float32), np.ones(1), 0)
+
+    monkeypatch.setattr("kvcompress_vecinfer.method.fit_product", fit)
+    samples = synthetic_samples(LAYER)
+    rows = np.arange(5000) % len(samples.keys)
+    long = evolve(
+        samples,
+        keys=samples.keys[rows],
+        values=samples.values[rows],
+        positions=samples.positions[rows],
+    )
+    method(codebooks=codebooks).fit(long, seed=0)
+    assert sizes == [seen, seen]
