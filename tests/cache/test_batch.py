@@ -203,7 +203,6 @@ def test_an_extracted_row_lets_go_of_what_the_batch_holds() -> None:
 
 
 def test_a_row_that_is_named_twice_goes_on_as_two() -> None:
-    _, k, v = tokens(60)
     q, new, more = tokens(3, seed=5, batch=2)
     batch = CompressedBatchCache([history(50, 1), history(20, 2)])
     batch.filter([0, 0])
