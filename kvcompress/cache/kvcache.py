@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,9 @@ from kvcompress.cache.chunk import check_chunk, check_count
 from kvcompress.cache.coded import Coded
 from kvcompress.cache.coding import Coding
 from kvcompress.cache.drafts import LONGEST, Drafts, DraftStep
+from kvcompress.cache.figures import Figures
 from kvcompress.cache.promise import Promise
-from kvcompress.cache.received import Witness, retrieved
+from kvcompress.cache.received import Witness
 from kvcompress.cache.step import Step
 from kvcompress.cache.store import CodeStore, ExactRows
 from kvcompress.cache.view import View, views
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from kvcompress.method import CompressionMethod
 
 
-class CompressedKVCache:
+class CompressedKVCache(Figures):
     """A layer's keys and values: the first and last tokens exact, the rest as codes.
 
     How many tokens are coded depends on how many were seen, never on how they arrived: whole
@@ -66,8 +67,8 @@ class CompressedKVCache:
         self.lease = lease
         self.shared = shared
         self._step: Step | None = None
-        self._drafts: Drafts | None = None  # not yet added: they may be taken back
-        self._due: tuple[mx.array, mx.array, int] | None = None  # to code once queries were seen
+        self._drafts = None
+        self._due = None
         self._ticket: object = None  # of the step whose queries are to be seen
         self._promise: Promise | None = None  # of the codes as they stand
         self._computes = False  # the model computes with what it was promised
@@ -77,10 +78,6 @@ class CompressedKVCache:
         self.constants: dict[str, mx.array] = {}
 
     # -- how many tokens are coded ---------------------------------------------------------
-
-    @property
-    def _block(self) -> int:
-        return self.method.block if self.method.window > 0 else 1
 
     @property
     def _steady(self) -> int:
@@ -194,11 +191,6 @@ class CompressedKVCache:
             self.complete()
             mx.eval(*self._held())
 
-    def _held(self) -> Iterator[mx.array]:
-        yield from self.exact.arrays()
-        yield from self.store.arrays()
-        yield from self.constants.values()
-
     def _coded_part(self) -> Coded:
         """The coded tokens, for a step.
 
@@ -263,14 +255,6 @@ class CompressedKVCache:
 
     # -- the rest of mlx-lm's contract -----------------------------------------------------
 
-    def size(self) -> int:
-        """Tokens held."""
-        return self.offset
-
-    def empty(self) -> bool:
-        """Whether no token was seen."""
-        return self.offset == 0
-
     def is_trimmable(self) -> bool:
         """Tokens can always be taken back."""
         return True
@@ -318,44 +302,6 @@ class CompressedKVCache:
         self._promise = None
         self.exact, self.store = self.exact.without_room(), self.store.without_room()
         mx.eval(*self.exact.arrays(), *self.store.arrays())
-
-    def _arrays(self) -> Iterator[mx.array]:
-        self.come_to_rest()
-        return self._held()
-
-    @property
-    def tokens_coded(self) -> int:
-        """Tokens held as codes."""
-        held = self.store.tokens if self._due is None else self._due[2]
-        return held if self._drafts is None else max(held, self.coded_at(self.offset))
-
-    @property
-    def tokens_retrieved(self) -> int:
-        """Of these, those that got the more careful of two assignments."""
-        if self.codec.keys.careful is None:
-            return 0
-        return retrieved(self.tokens_coded, self._block, self.codec.careful_fraction)
-
-    @property
-    def batch(self) -> int:
-        """Rows held, ``B``; 0 before the first chunk."""
-        if self._drafts is not None:
-            return int(self._drafts.keys.shape[0])
-        first = self._due[0] if self._due is not None else next(self._held(), None)
-        return 0 if first is None else int(first.shape[0])
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes of the room that is held for tokens to come."""
-        self.come_to_rest()
-        held = [(a, self.exact.used) for a in self.exact.arrays()]
-        held += [(a, self.store.used) for a in self.store.tail.values()]
-        return sum(int(a.nbytes) // a.shape[2] * (a.shape[2] - used) for a, used in held if a.size)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of every array of this sequence, room to grow included; no shared tables."""
-        return sum(int(a.nbytes) for a in self._arrays())
 
     @property
     def report(self) -> LayerReport:
