@@ -27,34 +27,30 @@ class Centre:
 
     Attributes:
         tokens: How many first coded tokens the mean is taken from; 0 where it is not.
-        mean: ``(H, D)`` float32 of a calibration; ``None`` where there is none.
-        row: The same as ``(1, H, 1, D)``, one object whoever asks.
+        row: ``(1, H, 1, D)`` float32, the mean of a calibration; ``None`` where there is none.
     """
 
     tokens: int = 0
-    mean: mx.array | None = field(default=None)
-    row: mx.array | None = field(init=False, default=None)
+    row: mx.array | None = field(default=None)
 
     def __attrs_post_init__(self) -> None:
         if self.tokens < 0:
             raise ConfigError(f"Centre: tokens must be at least 0 (got {self.tokens})")
-        if self.mean is not None:
-            if self.mean.ndim != 2 or not mx.isfinite(self.mean).all().item():
-                raise ConfigError(
-                    f"Centre: mean must be finite, of shape (H, D) (got {shown(self.mean)})"
-                )
-            object.__setattr__(self, "row", self.mean[None, :, None, :])
-            mx.eval(self.row)
+
+    @property
+    def mean(self) -> mx.array | None:
+        """The mean of a calibration, ``(H, D)``."""
+        return None if self.row is None else self.row[0, :, 0]
 
     @property
     def active(self) -> bool:
         """Whether anything is subtracted at all."""
-        return self.tokens > 0 or self.mean is not None
+        return self.tokens > 0 or self.row is not None
 
     @property
     def table_bytes(self) -> int:
         """Bytes shared by all sequences."""
-        return 0 if self.mean is None else int(self.mean.nbytes)
+        return 0 if self.row is None else int(self.row.nbytes)
 
     def of(self, x: mx.array) -> mx.array:
         """The mean of a sequence's first tokens.
@@ -90,7 +86,10 @@ def fixed_centre(mean: np.ndarray | mx.array) -> Centre:
         ConfigError: It has another number of axes, or numbers that are not finite.
     """
     whole = mean.astype(mx.float32) if isinstance(mean, mx.array) else mean
-    return Centre(mean=shared_table(np.asarray(whole, dtype=np.float32)))
+    table = np.asarray(whole, dtype=np.float32)
+    if table.ndim != 2 or not np.isfinite(table).all():
+        raise ConfigError(f"Centre: mean must be finite, of shape (H, D) (got {shown(mean)})")
+    return Centre(row=shared_table(table[None, :, None]))
 
 
 def rotated(mean: mx.array, rotary: Rotary | None, positions: Positions) -> mx.array:
