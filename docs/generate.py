@@ -135,13 +135,15 @@ def steps(name: str) -> str:
     head = ("method", f"a token at {context}, ms", f"generated at {context}, ms")
     lines = [piped((*head, f"tokens/s of a prompt of {prompt}")), piped(("---", *["---:"] * 3))]
     for row in data["rows"]:
-        cells = []
-        for what in ("decode", "generated"):
-            plain, ours = row[f"{what}_ms"]
+        cells = [f"`{row['method']}`"]
+        for what, unit in (
+            ("decode", "ms"),
+            ("generated", "ms"),
+            ("prefill", "tokens_per_second"),
+        ):
+            plain, ours = row[f"{what}_{unit}"]
             cells.append(f"{ours:.0f}, plain {plain:.0f} ({row[f'{what}_speed']:.2f})")
-        plain, ours = row["prefill_tokens_per_second"]
-        cells.append(f"{ours:.0f}, plain {plain:.0f} ({row['prefill_speed']:.2f})")
-        lines.append(piped((f"`{row['method']}`", *cells)))
+        lines.append(piped(cells))
     return "\n".join(lines) + "\n"
 
 

@@ -87,8 +87,10 @@ def tiles(segments: Iterable[Segment], size: int) -> Iterator[list[Segment]]:
     group: list[Segment] = []
     held = 0
     for segment in segments:
-        for part in segment.split(size):
-            count = sum(len(span) for span in part.spans)
+        # A segment that fits is not sliced, which would be an operation for each of its arrays.
+        whole = 0 < _tokens(segment) <= size
+        for part in [segment] if whole else segment.split(size):
+            count = _tokens(part)
             if held + count > size and group:
                 yield group
                 group, held = [], 0
@@ -96,3 +98,7 @@ def tiles(segments: Iterable[Segment], size: int) -> Iterator[list[Segment]]:
             held += count
     if group:
         yield group
+
+
+def _tokens(segment: Segment) -> int:
+    return sum(len(span) for span in segment.spans)

@@ -72,12 +72,8 @@ class ExactSegment:
 
     def split(self, size: int) -> Iterator[Segment]:
         """Slices of at most ``size`` tokens."""
-        total = _tokens(self.spans)
-        if 0 < total <= size:
-            yield self
-            return
-        for start in range(0, total, size):
-            stop = min(start + size, total)
+        for start in range(0, _tokens(self.spans), size):
+            stop = min(start + size, _tokens(self.spans))
             yield ExactSegment(
                 self.keys[:, :, start:stop],
                 self.values[:, :, start:stop],
@@ -106,9 +102,6 @@ class CodedSegment:
     def split(self, size: int) -> Iterator[Segment]:
         """Slices of at most ``size`` tokens."""
         total = len(self.positions)
-        if 0 < total <= size:
-            yield self
-            return
         for start in range(0, total, size):
             stop = min(start + size, total)
             fields = {k: a[:, :, start:stop] for k, a in self.codes.fields.items()}

@@ -117,8 +117,9 @@ class BatchStep:
     @cached_property
     def dense(self) -> tuple[mx.array, mx.array]:
         """All rows as one padded rectangle, ``(B, Hkv, W, D)`` and ``(B, Hkv, W, Dv)``."""
+        width = self._width
         pairs = [
-            tuple(_padded(x, place, self._width) for x in step.dense)
+            tuple(_padded(x, place, width) for x in step.dense)
             for step, place in zip(self._steps, self._places, strict=True)
             if step is not None
         ]

@@ -301,7 +301,7 @@ class CompressedKVCache(Figures):
         self.come_to_rest()
         self._promise = None
         self.exact, self.store = self.exact.without_room(), self.store.without_room()
-        mx.eval(*self.exact.arrays(), *self.store.arrays())
+        mx.eval(*self._held())
 
     @property
     def report(self) -> LayerReport:
